@@ -336,7 +336,7 @@ def test_many_calls_are_asked_about_in_several_questions(monkeypatch: pytest.Mon
     ids = [each.id for each in bench.calls.calls.values() if each.node == 0]
     assert len(ids) == 2
     assert call.id in ids
-    bench.calls.dispatch.stale = lambda *_: []  # type: ignore[method-assign]
+    bench.calls.dispatch.recallable = lambda *_: []  # type: ignore[method-assign]
     assert asked(bench.turn(31)) == [["ask", [id], 0] for id in ids]
 
 

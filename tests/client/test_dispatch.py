@@ -175,10 +175,10 @@ def crowd(seconds: float = 0.0001, calls: int = 20) -> tuple[Dispatch[Item], lis
 
 def test_a_call_that_waits_behind_others_is_taken_back_for_an_idle_node() -> None:
     dispatch, items = crowd()
-    assert dispatch.crowded()
-    taken = dispatch.stale(10.0)
+    assert dispatch.has_backlog()
+    taken = dispatch.recallable(10.0)
     assert [(item.node, item) for item in taken] == [(0, items[2])]
-    assert dispatch.stale(10.0) != taken
+    assert dispatch.recallable(10.0) != taken
     for item in taken:
         dispatch.settle(item)
         item.node = None
@@ -188,18 +188,18 @@ def test_a_call_that_waits_behind_others_is_taken_back_for_an_idle_node() -> Non
 
 def test_what_was_sent_just_now_or_is_pinned_is_left_where_it_is() -> None:
     dispatch, _ = crowd()
-    assert dispatch.stale(1.01) == []
+    assert dispatch.recallable(1.01) == []
     pinned, _ = opened(2, 1)
     for _ in range(3):
         pinned.pin(Item(), 0)
-    assert pinned.crowded()
-    assert pinned.stale(10.0) == []
+    assert pinned.has_backlog()
+    assert pinned.recallable(10.0) == []
 
 
 def test_a_running_call_is_never_taken_back() -> None:
     dispatch, items = crowd(calls=4)
     running = items[1]
-    taken = [item for now in (10.0, 11.0, 12.0, 13.0) for item in dispatch.stale(now)]
+    taken = [item for now in (10.0, 11.0, 12.0, 13.0) for item in dispatch.recallable(now)]
     assert running not in taken
     assert len(taken) == len({item.id for item in taken})
 
@@ -207,11 +207,11 @@ def test_a_running_call_is_never_taken_back() -> None:
 def test_nothing_is_taken_back_while_calls_wait_here_or_nobody_is_idle() -> None:
     dispatch, _ = crowd()
     dispatch.add(Item())
-    assert dispatch.stale(10.0) == []
+    assert dispatch.recallable(10.0) == []
     busy, _ = opened(2, 1, 2)
     busy.next(0.0)
-    assert not busy.crowded()
-    assert busy.stale(10.0) == []
+    assert not busy.has_backlog()
+    assert busy.recallable(10.0) == []
 
 
 @settings(max_examples=60)
@@ -239,7 +239,7 @@ def test_every_call_runs_once_and_no_slot_idles_while_calls_wait(nodes: int, slo
         done.append(item)
     assert sorted(item.id for item in done) == sorted(item.id for item in items)
     assert dispatch.load() == (0, 0)
-    assert not dispatch.crowded()
+    assert not dispatch.has_backlog()
 
 
 def test_a_pool_without_nodes_up_keeps_its_calls() -> None:
@@ -266,8 +266,8 @@ def test_a_call_that_waits_on_a_small_node_is_taken_back_for_a_slot_of_a_larger_
     for item in items:
         dispatch.pin(item, 0)
         item.pinned = False
-    assert dispatch.crowded()
-    assert dispatch.stale(1.0) == [items[1]]
+    assert dispatch.has_backlog()
+    assert dispatch.recallable(1.0) == [items[1]]
 
 
 def test_a_call_goes_to_the_node_that_it_prefers_if_that_has_room() -> None:
@@ -275,7 +275,7 @@ def test_a_call_goes_to_the_node_that_it_prefers_if_that_has_room() -> None:
     item = Item(prefers=2, until=5.0)
     dispatch.add(item)
     assert dispatch.next(1.0) == [(2, item)]
-    assert not dispatch.choosy()
+    assert not dispatch.has_pinned_waiters()
 
 
 def test_a_call_waits_for_the_node_that_it_prefers_and_then_goes_to_another() -> None:
@@ -287,7 +287,7 @@ def test_a_call_waits_for_the_node_that_it_prefers_and_then_goes_to_another() ->
     assert dispatch.next(1.0) == [(0, other)]  # nobody waits behind it
     dispatch.settle(other, 1.0)
     assert dispatch.next(4.9) == []
-    assert dispatch.choosy()
+    assert dispatch.has_pinned_waiters()
     assert dispatch.next(5.0) == [(0, choosy)]
 
 
@@ -306,5 +306,5 @@ def test_a_call_that_waits_on_the_node_that_it_prefers_is_left_there_for_a_while
     item = Item(prefers=0, until=2.0)
     dispatch.add(item)
     assert dispatch.next(1.0) == [(0, item)]
-    assert dispatch.stale(1.5) == []
-    assert dispatch.stale(2.0) == [item]
+    assert dispatch.recallable(1.5) == []
+    assert dispatch.recallable(2.0) == [item]

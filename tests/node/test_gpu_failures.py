@@ -68,7 +68,7 @@ def raised_while(error: Exception, context: Exception) -> Exception:
     ids=lambda error: f"{type(error).__name__}: {str(error)[:50]}",
 )
 def test_after_an_error_that_kills_the_context_the_process_is_replaced_and_the_error_says_so(error: Exception) -> None:
-    gpu_failures.look(error)
+    gpu_failures.mark(error)
     assert gpu_failures.is_dead()
     (note,) = error.__notes__
     assert "the process was replaced" in note
@@ -77,7 +77,7 @@ def test_after_an_error_that_kills_the_context_the_process_is_replaced_and_the_e
 
 def test_an_aborted_communicator_costs_the_process_too() -> None:
     error = Backend("NCCL communicator was aborted on rank 0. Original reason for failure was: timeout")
-    gpu_failures.look(error)
+    gpu_failures.mark(error)
     assert gpu_failures.is_dead()
     assert "CUDA_LAUNCH_BLOCKING" not in error.__notes__[0]
 
@@ -121,7 +121,7 @@ class Odd(RuntimeError):
     ids=lambda error: f"{type(error).__name__}: {'' if isinstance(error, Odd) else str(error)[:50]}",
 )
 def test_after_any_other_error_the_process_stays(error: BaseException) -> None:
-    gpu_failures.look(error)
+    gpu_failures.mark(error)
     assert not gpu_failures.is_dead()
     assert not hasattr(error, "__notes__")
 

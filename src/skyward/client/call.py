@@ -24,10 +24,10 @@ from skyward.client.kept import KeptResult
 from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
 from skyward.node.protocol import Blobs, Returned
 from skyward.transport import blobs
-from skyward.transport.culprits import StaysHere
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import unpack
+from skyward.transport.pickle_errors import StaysHere
 from skyward.transport.streams import Consumer, Producer
 from skyward.transport.threads import run_in_thread
 

@@ -311,7 +311,7 @@ class ClientCalls:
     def turn(self, in_doubt: Callable[[int], bool], connected: Callable[[int], bool], now: float) -> list[Action]:
         """Periodic work: recalls queued calls, asks about silent ones, applies timeouts."""
         self._now = now
-        for call in self.dispatch.stale(now):
+        for call in self.dispatch.recallable(now):
             self._step(call, "recall")
         while self._timers and self._timers[0][0] <= now:
             _, _, event, call = heapq.heappop(self._timers)
@@ -332,7 +332,7 @@ class ClientCalls:
         return self._settled()
 
     def soon(self) -> bool:
-        return bool(self._timers) or self.dispatch.crowded() or self.dispatch.choosy()
+        return bool(self._timers) or self.dispatch.has_backlog() or self.dispatch.has_pinned_waiters()
 
     # the machinery: one place for each thing that happens to a call
 

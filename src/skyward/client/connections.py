@@ -30,7 +30,7 @@ from skyward.transport.link import Broken, Link, greet
 
 __all__ = [
     "SILENCE",
-    "Alone",
+    "ClientOffline",
     "Connection",
     "Connections",
     "Event",
@@ -459,7 +459,7 @@ def next_try(away: float, *, gone: bool) -> float:
     return _GONE if gone else min(2.0, 0.05 + away / 4)
 
 
-class Alone:
+class ClientOffline:
     def __init__(self) -> None:
         self._since, self._told = 0.0, 0
         self.over = float("-inf")

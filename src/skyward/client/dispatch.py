@@ -136,9 +136,9 @@ class Dispatch(Generic[C]):
     def waiting(self) -> list[C]:
         return list(self._queue.values())
 
-    def stale(self, now: float) -> list[C]:
+    def recallable(self, now: float) -> list[C]:
         """Calls to take back: they wait on a busy node while another has a free slot."""
-        if self._queue or not self.crowded():
+        if self._queue or not self.has_backlog():
             return []
         idle = sum(max(0, n.slots - len(n.inflight)) for n in self._nodes if n.up)
         chosen: list[C] = []
@@ -153,13 +153,13 @@ class Dispatch(Generic[C]):
                     chosen.append(call)
         return chosen
 
-    def crowded(self) -> bool:
+    def has_backlog(self) -> bool:
         for node in self._nodes:  # noqa: SIM110 - asked at every turn, and a generator takes longer
             if len(node.inflight) > node.slots:
                 return True
         return False
 
-    def choosy(self) -> bool:
+    def has_pinned_waiters(self) -> bool:
         return bool(self._choosy)
 
     def load(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward import events
 from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction, Post, Reconnect, Renounce
-from skyward.client.connections import SILENCE, Alone, Connections, NodeEnded, given_up, next_try
+from skyward.client.connections import SILENCE, ClientOffline, Connections, NodeEnded, given_up, next_try
 from skyward.client.output import output_window
 from skyward.client.settings import Machines, PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, PluginError, SkywardError
@@ -45,7 +45,7 @@ class Nodes:
         self.closing = False
         self._now = 0.0
         self._unformed = False
-        self._alone = Alone()
+        self._offline = ClientOffline()
         self._generation = 0
         self._ports: list[int] = []
         self._out: list[NodeAction] = []
@@ -159,7 +159,7 @@ class Nodes:
         """A restarted agent knows nothing of us."""
         self._now = now
         node = self.all[number]
-        self._alone.ended(now)
+        self._offline.ended(now)
         node.refusals = 0
         self._step(node, "restarted" if restarted else "attached")
         if self._unformed:
@@ -172,7 +172,7 @@ class Nodes:
             return []
         self._step(self.all[number], "broken")
         if not self._plan.local and not any(self._links.connected(n.number) for n in self.all):
-            self._alone.began(now)
+            self._offline.began(now)
         return self._taken()
 
     def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[NodeAction]]:
@@ -195,7 +195,7 @@ class Nodes:
                 silent,
                 refused=refused,
                 others_speak=self._others_speak(number),
-                rejoined=now - self._alone.over,
+                rejoined=now - self._offline.over,
             ):
                 first = str(error).partition("\n")[0]
                 reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
@@ -219,7 +219,7 @@ class Nodes:
 
     def tell_alone(self, now: float) -> list[Emit]:
         self._now = now
-        if any(node.state == "silent" for node in self.all) and (text := self._alone.told(now, self._plan.lease)):
+        if any(node.state == "silent" for node in self.all) and (text := self._offline.told(now, self._plan.lease)):
             return [Emit(events.Notice(self._plan.pool, text, "warning"))]
         return []
 

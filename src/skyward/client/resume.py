@@ -344,7 +344,7 @@ class _ByValue(payload.Pickler):
 
 
 def _dumped(result: Any) -> bytes:
-    tensors.look_around()
+    tensors.note_loaded_frameworks()
     try:
         file = io.BytesIO()
         _Plain(file, 5).dump(result)

@@ -65,9 +65,9 @@ def _acquired(
     began = time.time()
     provider, name = context.provider, f"{context.name}-{secrets.token_hex(3)}"
     if provider.rented:
-        from skyward.machines.reaper import look_around
+        from skyward.machines.reaper import report_leftovers
 
-        steps.callback(look_around(provider, context.warn).join, 1)
+        steps.callback(report_leftovers(provider, context.warn).join, 1)
         # the ledger knows the provider and its settings; an endpoint that is not AWS's counts only if we say so
         argv = [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
         argv += ["--endpoint-url", endpoint] if (endpoint := getattr(provider, "endpoint_url", None)) else []

@@ -25,10 +25,10 @@ __all__ = [
     "down",
     "expired_leftovers",
     "kept",
-    "look_around",
     "mentioned",
     "pools",
     "renting_providers",
+    "report_leftovers",
 ]
 
 log = logging.getLogger("skyward.reaper")
@@ -245,7 +245,7 @@ def discard(providers: Sequence[Provider], really: bool) -> list[str]:
     return [f"{id}: deleted" for provider in providers for id in provider.discard()]
 
 
-def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Thread:
+def report_leftovers(provider: Provider, tell: Callable[[str], None]) -> threading.Thread:
     def look() -> None:
         try:
             text = mentioned(expired_leftovers(provider), getattr(provider, "profile", None))

@@ -101,7 +101,7 @@ class Bodies:
                 print(exc.code, file=sys.stderr)  # as Python does
             return partial(Exited, code=code)
         except BaseException as exc:  # the user's exception: sent home, raised there
-            gpu_failures.look(exc)
+            gpu_failures.mark(exc)
             error, data = exceptions.capture(exc)
             return partial(Raised, error=error, preempted=isinstance(exc, Preempted), buffers=[data])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from skyward.transport import exceptions
 
-__all__ = ["clean_up", "is_dead", "look"]
+__all__ = ["clean_up", "is_dead", "mark"]
 
 _PACKAGES = frozenset(("torch", "jax", "jaxlib", "tensorflow", "triton", "cupy", "cupy_backends", "numba", "pycuda"))
 _CUDA = re.compile(
@@ -39,7 +39,7 @@ _LONGEST_CHAIN = 16
 _dead = False
 
 
-def look(error: BaseException) -> None:
+def mark(error: BaseException) -> None:
     """Adds a note that the process is replaced, if the error makes the GPU unusable."""
     global _dead
     for each in _chain(error):
@@ -71,7 +71,7 @@ def clean_up() -> None:
                 cuda.empty_cache()
             cuda.current_stream().query()  # raises if the context is dead
     except Exception as exc:  # the body's own error is on its way; this one matters only if the GPU is lost
-        look(exc)
+        mark(exc)
 
 
 def _in_group(torch: Any) -> bool:

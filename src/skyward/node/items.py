@@ -53,7 +53,7 @@ class EachItem:
                 exceptions.noted(exc, named)
                 from skyward.node import gpu_failures  # not on the client
 
-                gpu_failures.look(exc)
+                gpu_failures.mark(exc)
                 if not self.keep:
                     exceptions.set_partial(exc, dict(enumerate(results, start)))
                     raise

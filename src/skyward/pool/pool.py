@@ -94,7 +94,7 @@ from skyward.pool.options import (
 )
 from skyward.pool.sending import Sender
 from skyward.transport.backoff import backoff
-from skyward.transport.culprits import StaysHere
+from skyward.transport.pickle_errors import StaysHere
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -302,7 +302,7 @@ class Fingerprints:
 
     def _reduced(self, value: Any) -> tuple[bytes, Parts, bool]:
         kind = _kind(value)
-        tensors.look_around()
+        tensors.note_loaded_frameworks()
         reduce = tensors.TABLE.get(kind) or copyreg.dispatch_table.get(kind)
         try:
             made: Any = reduce(value) if reduce is not None else value.__reduce_ex__(5)

@@ -105,9 +105,10 @@ class Packer:
 
     def explain(self, value: object, what: str, exc: BaseException) -> str:
         with _by_value(self):
-            from skyward.transport.culprits import explained  # here and below: agents load this file, and never pickle
+            # here and below: agents load this file, and never pickle
+            from skyward.transport.pickle_errors import explain
 
-            return explained(value, what, exc, _cloudpickle)
+            return explain(value, what, exc, _cloudpickle)
 
     def is_foreign(self, module: ModuleType) -> bool:
         """Whether only this process has the module, or the package that it is in; found out when it is first met."""
@@ -216,7 +217,7 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
         from skyward.transport.definitions import KINDS, reduce
 
-        tensors.look_around()
+        tensors.note_loaded_frameworks()
         self._kinds, self._reduce = KINDS, reduce
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
 
@@ -336,7 +337,7 @@ _internals._is_registered_pickle_by_value = _travels_by_value
 
 @functools.lru_cache(maxsize=4096)
 def _all_names(code: CodeType) -> tuple[str, ...]:
-    from skyward.transport.culprits import names
+    from skyward.transport.pickle_errors import names
 
     return tuple(names(code))
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from skyward.api.ref import Ref
-from skyward.transport.culprits import StaysHere
 from skyward.transport.payload import unpack
+from skyward.transport.pickle_errors import StaysHere
 
 __all__ = ["KEY_BYTES", "FoundCalls", "collected", "fetched", "forget", "install", "keep", "reduce", "reduce_call"]
 

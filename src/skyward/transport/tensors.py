@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["TABLE", "is_plain", "local", "look_around"]
+__all__ = ["TABLE", "is_plain", "local", "note_loaded_frameworks"]
 
 TABLE: dict[type, Callable[[Any], Any]] = {complex: copyreg.dispatch_table[complex]}  # the only plain type in there
 
@@ -39,7 +39,7 @@ local = _Local()
 """`room` returns memory for what leaves a GPU while this thread packs something; without it, it is ordinary memory."""
 
 
-def look_around() -> None:
+def note_loaded_frameworks() -> None:
     for name in _frameworks.keys() & sys.modules.keys():
         module = sys.modules.get(name)
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -53,7 +53,7 @@ def is_plain(value: object) -> bool:
     """Whether a C pickler with the table does for this array, tensor or number: nothing in it may be user code."""
     kind = type(value)
     if kind not in _PLAIN:
-        look_around()
+        note_loaded_frameworks()
     check = _PLAIN.get(kind)
     return check is not None and check(value)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-__all__ = ["StaysHere", "explained", "names"]
+__all__ = ["StaysHere", "explain", "names"]
 
 _SECONDS = 0.08
 
@@ -21,7 +21,7 @@ class StaysHere(TypeError):
     """Raised by things of ours that are not sent, in words that say what to do instead."""
 
 
-def explained(value: object, what: str, exc: BaseException, pickle: Pickle) -> str:
+def explain(value: object, what: str, exc: BaseException, pickle: Pickle) -> str:
     path, culprit = _culprit(value, what, pickle)
     path = re.sub(r"arguments of (.+?)\[(?:0|1)\]\[(.+?)\]((?:\.\w+)*)", _argument, path)
     own = _own_words(culprit, pickle)
