@@ -49,7 +49,7 @@ def train(epochs: int) -> tuple[str, float, Any]:
         dist.all_reduce(error)
         error /= dist.get_world_size()
         if sky.preempted():
-            break  # the job's time is nearly over, or somebody else gets the node: what there is goes home
+            break  # the job's time is nearly over, or somebody else gets the node: return what there is
 
     return socket.gethostname(), error.item(), model.cpu()
 

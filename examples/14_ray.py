@@ -49,7 +49,7 @@ def train(epochs: int) -> tuple[str, float, Any]:
         dist.all_reduce(error)
         error /= dist.get_world_size()
         if sky.preempted():
-            break  # Ray takes this machine away: what there is goes home
+            break  # Ray takes this machine away: return what there is
 
     return socket.gethostname(), error.item(), model.cpu()
 

@@ -22,7 +22,7 @@ def largest_prime(numbers: range) -> tuple[int, int]:
 
 def run(client: Client, nodes: int, per: Literal["machine", "worker"]) -> None:
     with sky.ComputePool(provider=sky.Dask(client, per=per), nodes=nodes) as pool:
-        squares = client.map(lambda n: n * n, range(10))  # dask goes on with its own work
+        squares = client.map(lambda n: n * n, range(10))  # dask continues with its own work
         results = largest_prime(range(2, 100_000)) @ pool
         workers = set(client.run(os.getpid).values())
     print(f"the largest prime below 100,000 is {max(found for found, _ in results)}")

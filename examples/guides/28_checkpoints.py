@@ -43,7 +43,7 @@ def train(steps: int, folder: str, fail_at: int | None = None) -> float:
             save_checkpoint(folder, step + 1, weight)
         sky.progress(step + 1, steps, weight=weight)
         if sky.preempted():
-            raise sky.Preempted  # the checkpoint is written: another node goes on from it
+            raise sky.Preempted  # the checkpoint is written: another node continues from it
     return weight
 
 
