@@ -45,6 +45,16 @@ def open_study(path: str) -> optuna.Study:
     return study
 
 
+def in_one_call(pool: sky.ComputePool, trials: int, name: str) -> optuna.Study:
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=10.0))
+
+    def call(trial: optuna.Trial) -> sky.PendingCompute[float]:
+        return final_loss(trial.suggest_float("rate", 1e-4, 10.0, log=True))
+
+    sky.integrations.optuna(study, call, pool, trials=trials, resume=name)
+    return study
+
+
 def ask_and_tell(pool: sky.ComputePool, study: optuna.Study, trials: int) -> None:
     running: dict[Future[float], optuna.Trial] = {}
     while trials or running:
@@ -79,7 +89,13 @@ if __name__ == "__main__":
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--study", default="study.log")
+    parser.add_argument("--resume", metavar="NAME", help="all in one call, with trials that are kept under a name")
     args = parser.parse_args()
+    if args.resume:
+        with sky.ComputePool(nodes=args.nodes) as pool:
+            found = in_one_call(pool, args.trials, args.resume)
+        print(f"best of {len(found.trials)}: rate {found.best_params['rate']:.3g}")
+        raise SystemExit
     study = open_study(args.study)
     left = args.trials - len([trial for trial in study.trials if trial.state.is_finished()])
     print(f"{left} of {args.trials} trials are left")

@@ -18,6 +18,7 @@ from skyward.plugins._huggingface import transformers
 from skyward.plugins._jax import decorated as jax
 from skyward.plugins._joblib import joblib_backend
 from skyward.plugins._keras import decorated as keras
+from skyward.plugins._optuna import optuna
 from skyward.plugins._torch import decorated as torch
 from skyward.pool.pool import ComputePool
 
@@ -28,6 +29,7 @@ __all__ = [
     "joblib_backend",
     "keras",
     "opentelemetry",
+    "optuna",
     "sklearn_backend",
     "torch",
     "transformers",

@@ -54,6 +54,8 @@ class CallFuture(UserFuture[T]):
         self._loading = threading.RLock()  # of one thread twice: a signal handler may ask for the same result
         self.sent = False
         self.unasked = False  # whether somebody has it who should hear of a failure, and nobody has asked so far
+        self.call = ""
+        """The id of its call, in events."""
         self.on_load: Callable[[Any], None] | None = None
         """Gets the result when it is unpickled, before anybody else has it."""
         self.owner: object = None
@@ -246,6 +248,7 @@ class Call:
         self.prefers: int | None = None
         self.until = 0.0
         self.future: CallFuture[Any] = CallFuture(self.name, user)
+        self.future.call = self.id
 
     @property
     def items(self) -> int:
