@@ -63,7 +63,7 @@ from skyward.node.protocol import AgentToClient, ClientToAgent, Returned
 from skyward.node.receiver import Malformed, Message
 from skyward.transport import blobs
 from skyward.transport.codec import Receiver, handles
-from skyward.transport.exceptions import PackedError
+from skyward.transport.exceptions import rebuilding
 from skyward.transport.frames import TooLarge
 from skyward.transport.streams import Producer
 from skyward.transport.threads import run_in_thread
@@ -133,10 +133,8 @@ class Engine:
 
     def open(self, deadline: float) -> None:
         self.thread.start()
-        try:
+        with rebuilding():  # an error of a plugin's hook
             self._open(deadline)
-        except PackedError as exc:  # of a plugin's hook; rebuilt here, where no lock is held
-            raise exc.rebuilt() from None
 
     def _open(self, deadline: float) -> None:
         with self._lock:
@@ -248,17 +246,15 @@ class Engine:
 
         False, and nothing is queued, if the pool has another number of ranks than `world` by now.
         """
-        try:
-            with self._lock, self._arguments_there(calls[0][1]):
-                self._await_up(sorted({self.ranks.places[rank][0] for rank, _ in calls}))
-                if world not in (None, len(self.ranks)):
-                    return False
-                for _, call in calls:
-                    self._adopt(call)
-                self._do(self._core.submit_to(calls, self._clock()))
-                return True
-        except PackedError as exc:  # of a call among the arguments; rebuilt here, where no lock is held
-            raise exc.rebuilt() from None
+        # the lock is inside: an error of a call among the arguments is rebuilt without it
+        with rebuilding(), self._lock, self._arguments_there(calls[0][1]):
+            self._await_up(sorted({self.ranks.places[rank][0] for rank, _ in calls}))
+            if world not in (None, len(self.ranks)):
+                return False
+            for _, call in calls:
+                self._adopt(call)
+            self._do(self._core.submit_to(calls, self._clock()))
+            return True
 
     def up(self) -> list[int]:
         with self._lock:

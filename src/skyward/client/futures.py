@@ -17,7 +17,7 @@ from skyward.api.futures import AwaitableFuture
 from skyward.client import output
 from skyward.client.output import Chunk
 from skyward.events import Event, KeepEnd, Log, Notice, Warned
-from skyward.transport.exceptions import PackedError
+from skyward.transport.exceptions import original
 
 __all__ = ["Deferred", "Listener", "Listeners", "UserCode", "UserFuture", "Worker", "wait_for_all", "when_done"]
 
@@ -285,8 +285,7 @@ class UserFuture(AwaitableFuture[T]):
             if worker.finished < self._events:
                 worker.wait(self._events, _DELIVERY if timeout is None else min(timeout, _DELIVERY))
         self._load()
-        if isinstance(self._exception, PackedError):
-            self._exception = self._exception.rebuilt()
+        self._exception = original(self._exception)
 
     def _note_events(self) -> None:
         if self.user is not None:

@@ -70,8 +70,7 @@ class FailedItem:
     data: bytes
 
     def error(self) -> BaseException:
-        rebuilt = exceptions.rebuild(self.described, self.data)
-        return exceptions.annotate(rebuilt, self.described, "raised on a node")
+        return exceptions.packed(self.described, self.data, "raised on a node").rebuilt()
 
 
 def not_for_generators(fn: Callable[..., Any]) -> TypeError:

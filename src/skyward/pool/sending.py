@@ -13,7 +13,7 @@ from skyward.client import gather
 from skyward.client.futures import wait_for_all
 from skyward.errors import NodeLost
 from skyward.pool.mistakes import not_a_single_call
-from skyward.transport.exceptions import PackedError
+from skyward.transport.exceptions import original
 
 if TYPE_CHECKING:
     from skyward.client.call import Call
@@ -117,5 +117,5 @@ class Sender:
         if failed:  # the rank that failed by itself, not those that were stopped because of it
             rank, error = min(failed, key=lambda pair: pair[0].stopping is not None)
             cause = rank.cause  # if it streams, its future has a result
-            raise error if cause is None else cause.rebuilt() if isinstance(cause, PackedError) else cause
+            raise original(cause or error)
         return [future.result() for future in futures]

@@ -1,7 +1,8 @@
 """How an exception crosses from a node to the client: same type, its chain, and the remote traceback as a note.
 
 It is tried on the node whether the exception survives the journey; one that does not becomes a RemoteError with text.
-It is rebuilt in the thread that asks for it: user code runs then, and may block.
+It becomes bytes in `capture`, and an exception again in `PackedError.rebuilt`, in the thread that asks for it: user
+code runs then, and may block.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import stat
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 from skyward.api.base_errors import REMOTE
 from skyward.api.secret import any_hidden, hide, hide_bytes
@@ -34,8 +36,10 @@ __all__ = [
     "as_text",
     "capture",
     "frames_of",
+    "original",
     "packed",
     "rebuild",
+    "rebuilding",
     "users_part",
     "with_frames",
 ]
@@ -75,6 +79,23 @@ class PackedError(Exception):
             if self._error is None:
                 self._error = self._rebuild(tuple(getattr(self, "__notes__", ())))
             return self._error
+
+
+E = TypeVar("E", bound="BaseException | None")
+
+
+def original(error: E) -> E | BaseException:
+    """The exception itself, where it came as bytes; user code runs then, so no lock may be held."""
+    return error.rebuilt() if isinstance(error, PackedError) else error
+
+
+@contextmanager
+def rebuilding() -> Generator[None]:
+    """Raises the `original` of what the block raises."""
+    try:
+        yield
+    except PackedError as exc:
+        raise exc.rebuilt() from None
 
 
 class Described(TypedDict):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from skyward.transport.exceptions import PackedError
+from skyward.transport.exceptions import original
 from skyward.transport.frames import Malformed
 from skyward.transport.threads import run_in_thread
 
@@ -172,7 +172,7 @@ class Consumer(Iterator[Any]):
     def _end(self) -> NoReturn:
         with self._changed:
             error, self._error = self._error, None
-        error = error.rebuilt() if isinstance(error, PackedError) else error
+        error = original(error)
         if isinstance(error, StopIteration):  # as it is, it would end the loop as if all were well (PEP 479)
             raise RuntimeError("the body of the stream raised StopIteration") from error
         raise error or StopIteration
