@@ -82,10 +82,9 @@ __all__ = [
 _MODULES = ("accelerators", "errors", "events", "integrations", "plugins", "providers", "testing")
 _NAMES = {
     "skyward.accelerators": "Accelerator",
-    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute sky",
+    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute sky gather",
     "skyward.api.image": "Image PipIndex",
     "skyward.api.futures": "Stream",
-    "skyward.api.gathering": "gather",
     "skyward.api.info": "InstanceInfo Preemption instance_info is_head preempted",
     "skyward.api.once": "Once once",
     "skyward.api.plugin": "Cluster Plugin",
@@ -111,9 +110,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 if TYPE_CHECKING:
     from skyward import accelerators, errors, events, integrations, plugins, providers, testing
     from skyward.accelerators import Accelerator
-    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, sky
+    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
     from skyward.api.futures import Stream
-    from skyward.api.gathering import gather
     from skyward.api.image import Image, PipIndex
     from skyward.api.info import InstanceInfo, Preemption, instance_info, is_head, preempted
     from skyward.api.once import Once, once

@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.providers.join import Join
-from skyward.setup.joined.program import join_program
+from skyward.setup.joined.arrivals import join_program
 from tests.support.leases import listening
 from tests.support.waiting import until
 

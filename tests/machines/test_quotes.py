@@ -11,7 +11,7 @@ from skyward.api.provider import Availability, Lease, Offer, Provider, Report
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 from skyward.machines.offers import CloudOffer, Plan, Quotes, RuledOut, ask
-from skyward.providers.aws.billing import verdict
+from skyward.providers.aws.giveback import verdict
 
 
 @dataclass(frozen=True)

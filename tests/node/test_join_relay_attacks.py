@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skyward.setup.joined.program import relay_program
+from skyward.setup.joined.arrivals import relay_program
 from tests.support.waiting import until
 
 Relay = tuple["subprocess.Popen[bytes]", dict[str, Any]]

@@ -9,7 +9,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import HostUnreachable
-from skyward.providers.dask_places import Worker, free_places, more_tasks
+from skyward.providers.dask import Worker, free_places, more_tasks
 
 
 def workers(*hosts: str, threads: int = 2) -> list[Worker]:

@@ -15,7 +15,7 @@ import skyward as sky
 from skyward.errors import BootstrapError, CredentialsMissing, NoOffer, SkywardError
 from skyward.providers.ray import provider as providers
 from skyward.providers.ray.jobs import Busy, RayRefused
-from skyward.setup.joined.program import join_program
+from skyward.setup.joined.arrivals import join_program
 from skyward.testing import ProviderContract
 from tests.support.leases import listening
 from tests.support.ray_cluster import RayCluster

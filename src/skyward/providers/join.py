@@ -19,8 +19,7 @@ from skyward.errors import InvalidArgument
 from skyward.machines.ledger import pool_dir
 from skyward.node import join_notice
 from skyward.providers.ssh import parse_host
-from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
-from skyward.setup.joined.program import join_file
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, join_file, open_arrivals
 from skyward.transport import private
 
 __all__ = ["Join"]

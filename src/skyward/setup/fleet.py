@@ -5,30 +5,34 @@ machines --HostSetup--> hosts --find_layout--> addresses --keepers start agents-
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skyward import events
 from skyward.api.context import PoolContext
+from skyward.api.image import Image
 from skyward.api.info import InstanceInfo
 from skyward.api.provider import Lease, Machine
 from skyward.api.spec import Ranks
 from skyward.client.connections import NodeEnded
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
-from skyward.errors import BootstrapError, SkywardError
+from skyward.errors import BootstrapError, MissingPackage, SkywardError
 from skyward.machines.parallel import each
 from skyward.machines.replacement import Joining, Missing, Replacements, Supply
 from skyward.machines.watchdog import Watchdog
-from skyward.setup.added_packages import AddedPackages
-from skyward.setup.dask_cluster import DaskCluster
+from skyward.node.orders import ClientToKeeper
+from skyward.setup.env.local import prepare
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout, find_layout, newcomer_blocked, replacement_address
 from skyward.setup.node_settings import (
@@ -43,12 +47,13 @@ from skyward.setup.node_settings import (
 )
 from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
-from skyward.transport.roles import node_role
+from skyward.transport.roles import CLIENT, node_role
 
 if TYPE_CHECKING:
-    from skyward.transport.certificates import PoolCertificates
+    from skyward.setup.env.remote import Packages
+    from skyward.transport.certificates import Authority, PoolCertificates
 
-__all__ = ["Fleet"]
+__all__ = ["AddedPackages", "DaskCluster", "Fleet"]
 
 
 _REACH_TIMEOUT = 10.0
@@ -441,3 +446,147 @@ class Fleet:
 
 def _name(machine: Machine) -> str:
     return str(machine.ssh or machine.joined or machine.id)
+
+
+# Packages that plugins of an open pool add beside those of the environment.
+
+
+class AddedPackages:
+    def __init__(self, context: PoolContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._added: dict[str, None] = {}
+        self._image: Image | None = None
+        self._packages: Packages | None = None
+        self._paths: tuple[str, ...] = ()
+
+    def add(self, pip: Sequence[str], hosts: Collection[Host]) -> tuple[str, ...]:
+        """Returns one path per node. Does nothing for packages that the nodes already have."""
+        with self._lock:
+            if self._context.local:
+                return self._add_local(pip)
+            from skyward.setup.env.remote import Packages
+
+            installed = Packages(self._context.image).installed()
+            new = [entry for entry in pip if _project(entry) not in installed and entry not in self._added]
+            if new:
+                self._context.report(f"adding {', '.join(new)}")
+                self._added.update(dict.fromkeys(new))
+                self._image = self._context.image.adding(pip=[*self._added, *filter(None, installed.values())])
+                self._packages = Packages(self._image)
+                unique = list({id(host.keeper): host for host in hosts}.values())
+                self._paths = tuple(dict.fromkeys(each(self._make, unique)))
+            return self._paths
+
+    def renew(self, host: Host) -> None:
+        with self._lock:
+            if self._packages is not None:
+                self._paths = tuple(dict.fromkeys([*self._paths, self._make(host)]))
+
+    def _add_local(self, pip: Sequence[str]) -> tuple[str, ...]:
+        self._added.update(dict.fromkeys(pip))
+        made = prepare(self._context.image.adding(pip=self._added), report=self._context.report)
+        home = made.env.get("VIRTUAL_ENV")
+        return (_site_packages(home),) if home else ()  # without one it is the interpreter of the client
+
+    def _make(self, host: Host) -> str:
+        from skyward.setup.env.remote import prepare_host
+
+        assert self._image is not None
+        assert self._packages is not None
+        shell = host.keeper.shell
+        made = prepare_host(
+            shell,
+            self._image,
+            pool=self._context.name,
+            deadline=time.monotonic() + self._image.bootstrap_timeout,
+            report=lambda text, _: self._context.report(text, host.nodes[0]),
+            packages=self._packages,
+        )
+        shell.run(["rmdir", made.directory], timeout=20)  # the pool has one already
+        return _site_packages(made.env["VIRTUAL_ENV"])
+
+
+def _site_packages(home: str) -> str:
+    return f"{home}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+def _project(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else requirement
+
+
+# The dask cluster of a pool, started on its nodes when it is first asked for.
+
+
+_STARTING = 60.0
+
+
+class DaskCluster:
+    """A scheduler on node 0 and a worker per node, with their own certificate authority: tasks can read its keys."""
+
+    def __init__(
+        self, pool: str, ttl: float, hosts: Mapping[int, Host], addresses: Sequence[Address], blocked: str | None
+    ) -> None:
+        self._pool, self._ttl, self._hosts, self._addresses, self._blocked = pool, ttl, hosts, addresses, blocked
+        self._authority: Authority | None = None
+        self._lock = threading.Lock()
+
+    def connect(self) -> Any:
+        if self._blocked:
+            raise SkywardError(
+                f"the nodes of this pool cannot reach each other ({self._blocked}), so they form no dask cluster; "
+                "calls with >> and @ work."
+            )
+        if importlib.util.find_spec("distributed") is None:
+            raise MissingPackage(
+                "pool.dask() needs the package distributed on this computer. Run: pip install distributed"
+            )
+        from skyward.node.dask_worker import connect
+        from skyward.transport.certificates import Authority
+
+        with self._lock:
+            authority = self._authority = self._authority or Authority(f"{self._pool}-dask", self._ttl)
+            scheduler = self._scheduler(authority)
+            for node in self._hosts:
+                self._start_worker(node, scheduler, authority)
+        return connect(scheduler, authority.issue(CLIENT), self._hosts[0].keeper.shell.reach)
+
+    def rejoin(self, node: int) -> None:
+        scheduler = self._hosts[0].keeper.scheduler
+        if self._authority is not None and scheduler is not None:
+            self._start_worker(node, scheduler, self._authority)
+
+    def _scheduler(self, authority: Authority) -> str:
+        keeper = self._hosts[0].keeper
+        if keeper.scheduler is not None:
+            return keeper.scheduler
+        order = {
+            "host": self._addresses[0].ip,
+            "directory": keeper.scratch,
+            "identity": vars(authority.issue("scheduler")),
+        }
+        failure = keeper.start_scheduler(order, time.monotonic() + _STARTING)
+        if keeper.scheduler is not None:
+            return keeper.scheduler
+        if "No module named" in failure:
+            raise SkywardError(
+                f"pool.dask() needs the package distributed on the nodes, too ({failure}). "
+                'Give the pool image=sky.Image(pip=["distributed"]): it is installed in the version that you have here.'
+            )
+        raise BootstrapError("dask", f"the dask scheduler did not start on {keeper.shell.name}: {failure}", 0)
+
+    def _start_worker(self, node: int, scheduler: str, authority: Authority) -> None:
+        host = self._hosts[node]
+        order = {
+            "node": node,
+            "host": self._addresses[node].ip,
+            "scheduler": scheduler,
+            "directory": host.keeper.scratch,
+            "identity": vars(authority.issue(node_role(node))),
+            "env": host.env,
+            "cwd": host.cwd,
+            "paths": host.paths,
+        }
+        with suppress(BootstrapError):  # a node that is gone; it gets its worker when it is set up again
+            host.keeper.tell(ClientToKeeper.DaskWorker(order))

@@ -11,7 +11,7 @@ from skyward.api.spec import Spec
 from skyward.machines.cloud import CloudReceipt, price_of, price_tags
 from skyward.machines.ledger import remove
 from skyward.machines.offers import Price
-from skyward.providers.aws.billing import AwsBill, charge
+from skyward.providers.aws.giveback import AwsBill, charge
 from skyward.providers.aws.prices import LIST_PRICES, Disk, root_disk
 from tests.support.cloud import Cloud
 from tests.support.leases import returned

@@ -16,7 +16,7 @@ from skyward.machines.ledger import read
 from skyward.providers.aws.machines import proxy_command
 from skyward.providers.aws.provider import AWS
 from skyward.setup.ssh.connection import options
-from skyward.setup.ssh.errors import by_hand
+from skyward.setup.ssh.shell import by_hand
 from tests.support.cloud import Cloud
 
 

@@ -29,9 +29,7 @@ from skyward.node.join import Over, read_text
 from skyward.providers.join import write_file
 from skyward.setup.joined import arrivals as arrivals_file
 from skyward.setup.joined import members
-from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
-from skyward.setup.joined.program import join_file, join_program
-from skyward.setup.joined.shell import JoinShell
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, JoinShell, join_file, join_program, open_arrivals
 from tests.support.dask_scheduler import client_of_a_scheduler
 from tests.support.waiting import until
 

@@ -20,11 +20,9 @@ import pytest
 
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToJoiner, written
+from skyward.setup.joined import arrivals as shell_module
 from skyward.setup.joined import members, relay
-from skyward.setup.joined import shell as shell_module
-from skyward.setup.joined.arrivals import Arrivals, open_arrivals
-from skyward.setup.joined.program import join_file
-from skyward.setup.joined.shell import Joined, JoinShell
+from skyward.setup.joined.arrivals import Arrivals, Joined, JoinShell, join_file, open_arrivals
 from tests.setup.joined.test_arrivals import dial, greet, told
 from tests.support.waiting import until
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.setup.joined.arrivals import open_arrivals
-from skyward.setup.joined.program import join_program
-from skyward.setup.joined.shell import JoinShell
+from skyward.setup.joined.arrivals import JoinShell, join_program, open_arrivals
 from tests.support.waiting import until
 
 IGNORED = [signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM, signal.SIGTSTP]

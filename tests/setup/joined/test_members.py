@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import HostUnreachable
+from skyward.setup.joined.arrivals import JoinShell
 from skyward.setup.joined.members import MachineLeft, Member
-from skyward.setup.joined.shell import JoinShell
 
 
 def lost(seconds: float) -> Member:

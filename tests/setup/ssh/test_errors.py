@@ -9,7 +9,7 @@ import pytest
 
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable
-from skyward.setup.ssh.errors import by_hand, cause_of, explain
+from skyward.setup.ssh.shell import by_hand, cause_of, explain
 
 CHANGED = """\
 @\r

@@ -33,7 +33,7 @@ import skyward
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
 from skyward.setup.hosts import RECEIVE
-from skyward.setup.ssh import errors
+from skyward.setup.ssh import shell as shell_file
 from skyward.setup.ssh.connection import options, remote_line
 from skyward.setup.ssh.shell import SshShell
 from tests.support.dask_scheduler import client_of_a_scheduler
@@ -594,8 +594,8 @@ def test_an_unknown_name_is_said_in_words(sshd: Sshd) -> None:
 @pytest.fixture
 def short_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal is final after one second, and not after ten."""
-    causes = [replace(cause, lasting=min(cause.lasting, 1.0)) for cause in errors._CAUSES]
-    monkeypatch.setattr(errors, "_CAUSES", causes)
+    causes = [replace(cause, lasting=min(cause.lasting, 1.0)) for cause in shell_file._CAUSES]
+    monkeypatch.setattr(shell_file, "_CAUSES", causes)
 
 
 @needs_sshd

@@ -20,10 +20,9 @@ from skyward.machines.ledger import Ledger, given_back
 from skyward.machines.offers import CloudOffer, Plan
 from skyward.providers.aws import notices
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, only_errors_of_ours, recalled
-from skyward.providers.aws.billing import allowed
 from skyward.providers.aws.checks import check_endpoint, check_settings, check_zones, tag_pairs, texts, usual_region
 from skyward.providers.aws.choose import Choice, EfaChoice, attempts, find_reservation, make_plan, variant_of
-from skyward.providers.aws.giveback import found_leftovers, give_back
+from skyward.providers.aws.giveback import allowed, found_leftovers, give_back
 from skyward.providers.aws.images import LOGIN, MachineImage, image_finder, known_user
 from skyward.providers.aws.keys import prepare, settle
 from skyward.providers.aws.launch import Settings, Wanted, add_machines, forget_machines, open_pool, trust_machines

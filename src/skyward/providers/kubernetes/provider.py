@@ -138,7 +138,7 @@ class Kubernetes(Provider):
             if arrivals is None:
                 file, content = "pod.py", Path(pod_program.__file__).read_text()
             else:
-                from skyward.setup.joined.program import join_file
+                from skyward.setup.joined.arrivals import join_file
 
                 file, content = "join.py", join_file(arrivals.text)
             kubectl.create("making the Secret", secret(pool, uid, file, content))

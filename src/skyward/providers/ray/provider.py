@@ -33,9 +33,8 @@ from skyward.providers.ray.jobs import (
     driver_source,
     known_token,
 )
-from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, join_program, open_arrivals
 from skyward.setup.joined.members import JoinedMachine
-from skyward.setup.joined.program import join_program
 
 __all__ = ["Ray", "Strategy", "accelerator_types", "demand", "parse_address"]
 

@@ -50,8 +50,7 @@ from skyward.providers.slurm.options import (
     parse_gpus,
 )
 from skyward.providers.ssh import parse_host
-from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
-from skyward.setup.joined.program import join_program
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, join_program, open_arrivals
 
 __all__ = ["Slurm"]
 

@@ -8,11 +8,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from skyward.api.shell import Process, SshTarget
 from skyward.errors import BootstrapError, SkywardError
-from skyward.setup.joined.program import relay_program
+from skyward.node import join_relay
 from skyward.setup.ssh.shell import SshShell
 from skyward.transport.backoff import backoff
 
@@ -66,7 +67,7 @@ class RelayClient:
         self._shell.close()
 
     def _start(self) -> None:
-        program = relay_program().encode()
+        program = Path(join_relay.__file__).read_bytes()
         with tempfile.TemporaryFile() as errors:
             process = self._shell.start(["python3", "-c", _START, str(len(program))], {}, errors)
             assert process.stdin is not None
