@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import select
@@ -25,7 +26,7 @@ from skyward.errors import InvalidArgument, TaskCrashed, TaskTimeout
 from skyward.history import failed_calls
 from skyward.history.failed_calls import Kept
 from skyward.history.store import entries
-from skyward.node.failed_call import FailedCall, read, write
+from skyward.node.failed_call import FailedCall, PoolOfCalls, read, write
 from skyward.pool.replay import Replay, call_of
 from tests.support.waiting import until
 
@@ -426,3 +427,62 @@ def test_ctrl_c_is_for_the_body_that_runs(pool: sky.ComputePool) -> None:
     assert ", in sleeps\r\n" in shown
     assert "it failed here in another way: KeyboardInterrupt" in shown
     assert status == 1
+
+
+def test_shared_collections_are_there_and_empty(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def counts() -> None:
+        raise ValueError(sky.counter("seen").add(1))
+
+    raised(lambda: counts() >> pool)
+    error = raised(lambda: counts() >> pool)
+    assert error.args == (2,)
+    with pytest.raises(ValueError) as caught:
+        sky.replay(error)
+    assert caught.value.args == (1,)
+
+
+def test_the_log_of_a_pool_names_the_command_and_the_list_of_pools_says_how_many(pool: sky.ComputePool) -> None:
+    error = raised(lambda: plain(3) >> pool)
+    failed_calls.find(call_of(error))  # it is written a moment later
+    argv = [sys.executable, "-m", "skyward"]
+    logs = subprocess.run([*argv, "logs", pool.name], capture_output=True, text=True, check=True)
+    assert f"to run it again on this computer: sky replay {call_of(error)}\n" in logs.stdout
+    listed = subprocess.run([*argv, "history", "--json"], capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert call_of(error) in next(row for row in rows if row["pool"] == pool.name)["replayable"]
+
+
+def test_two_programs_keep_their_calls_apart(pool: sky.ComputePool, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import skyward as sky\n"
+        "with sky.ComputePool(console=False) as pool:\n"
+        "    try:\n"
+        "        pool.run(sky.compute(lambda: {}['theirs'])())\n"
+        "    except KeyError as error:\n"
+        "        print(error.__notes__[-1].split()[2].strip('`'))\n"
+    )
+    mine = raised(lambda: plain(3) >> pool)
+    theirs = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True).stdout.strip()
+    with pytest.raises(KeyError, match="theirs"):
+        sky.replay(theirs)
+    with pytest.raises(ZeroDivisionError):
+        sky.replay(mine)
+
+
+def test_the_command_goes_on_in_the_python_of_the_program(pool: sky.ComputePool, tmp_path: Path) -> None:
+    """Where it has its packages; `sky` itself may be installed elsewhere."""
+    error = raised(lambda: plain(3) >> pool)
+    path = failed_calls.find(call_of(error)).path.with_name("pool")
+    shared, pieces = read(path, PoolOfCalls)
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\necho "started by another" >&2\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    write(path, replace(shared, interpreter=str(other)), pieces)
+    try:
+        done = sky_replay(call_of(error))
+    finally:
+        write(path, shared, pieces)
+    assert "started by another" in done.stderr
+    assert "it failed as on the node: ZeroDivisionError" in done.stderr

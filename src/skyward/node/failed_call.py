@@ -114,6 +114,8 @@ class Rerun:
 
     scratch: str
     """A directory for large results."""
+    shared: str = ""
+    """The socket of what serves shared collections."""
     verdict: str = ""
     """The file that says how it ended; empty for a process that others have to wait for, and nobody asks."""
     body: bool = True

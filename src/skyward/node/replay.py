@@ -13,7 +13,9 @@ import os
 import re
 import resource
 import signal
+import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +29,7 @@ from skyward.node.failed_call import POOL, FailedCall, PoolOfCalls, Rerun, Verdi
 from skyward.node.items import EachItem
 from skyward.node.processes import die_with_parent
 from skyward.node.protocol import Returned
+from skyward.node.shared.runner_side import RunnerShared
 from skyward.transport import exceptions
 from skyward.transport.payload import unpack
 
@@ -61,6 +64,7 @@ class _Replay:
         self._hooks = _unpacked(pool, hooks)
         settings = {"paths": paths, "blobs": order.scratch, "max_result": math.inf, "node": self._call.node}
         self._bodies = Bodies(settings, lambda message: None)
+        RunnerShared(lambda message: None, _write, list).install({"paths": paths, "shared": order.shared})
         large = {index: (str(path.with_name(name)), size) for index, (name, size) in self._call.large.items()}
         self._about: dict[str, Any] = {**self._call.metadata, **({"blobs": large} if large else {})}
 
@@ -123,6 +127,12 @@ class _Replay:
 
             pdb.post_mortem(_where(exc))
         return verdict, pieces
+
+
+def _write(sock: socket.socket, lock: threading.Lock, pieces: list[Any]) -> None:
+    with lock:
+        for piece in pieces:
+            sock.sendall(piece)
 
 
 def _unpacked(pool: PoolOfCalls, pieces: Sequence[bytes]) -> Callable[[], list[Hook]]:

@@ -30,6 +30,7 @@ from skyward.history.lines import summary
 from skyward.node.failed_call import FailedCall, Rerun, Verdict, read, system
 from skyward.node.gpu_shares import names
 from skyward.node.gpus import look
+from skyward.node.shared.server import serving
 from skyward.setup.env.local import Environment, prepare
 from skyward.setup.local_shell import inherited
 from skyward.setup.node_settings import thread_counts
@@ -205,11 +206,13 @@ class Replay:
             scratch = private.fresh("skyward-replay-")
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             infos = dict(self._infos())
+            shared = os.path.join(scratch, "shared")
+            stack.enter_context(serving(shared, infos[self.rank]))
             others = [stack.enter_context(self._other(environment, infos[rank], rank, scratch)) for rank in infos
                       if rank != self.rank]  # fmt: skip
             verdict = os.path.join(scratch, "verdict")
             order = Rerun(
-                scratch=scratch, verdict=verdict, cpu=not self._gpus, debugger=pdb, shown=shown,
+                scratch=scratch, shared=shared, verdict=verdict, cpu=not self._gpus, debugger=pdb, shown=shown,
                 limit=self.call.metadata.get("timeout") if self.call.outcome == "timeout" else None,
                 memory=_memory() if "TaskOutOfMemory" in self.call.error else None,
             )  # fmt: skip
@@ -249,7 +252,8 @@ class Replay:
     def _other(
         self, environment: Environment, info: InstanceInfo, rank: int, scratch: str
     ) -> Generator[subprocess.Popen[bytes]]:
-        order = Rerun(scratch=scratch, body=bool(self.call.group), cpu=True)
+        shared = os.path.join(scratch, "shared")
+        order = Rerun(scratch=scratch, shared=shared, body=bool(self.call.group), cpu=True)
         process = self._start(environment, info, order, subprocess.PIPE, subprocess.PIPE, subprocess.STDOUT, apart=True)
         pump = _pump(process.stdout, lambda: sys.stderr, f"[rank {rank}] ")
         try:
@@ -275,7 +279,7 @@ class Replay:
         counts = thread_counts(len(self._ranks), _cpus(), self.pool.env, True, os.environ)
         hidden = {} if self._gpus else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
         env = {**inherited(os.environ), **passed, **counts, **environment.env, **self.pool.env, **hidden}
-        env |= {VARIABLE: info.to_json(), "PYTHONUNBUFFERED": "1"}
+        env |= {VARIABLE: info.to_json(), "PYTHONUNBUFFERED": "1", blobs.SCRATCH: order.scratch}
         argv = [environment.python, "-P", "-m", "skyward.node.replay", str(self._path), json.dumps(asdict(order))]
         return subprocess.Popen(argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=apart)
 

@@ -7,20 +7,27 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from skyward.api.info import InstanceInfo
 from skyward.node.receiver import Message, Receiver, halves
 from skyward.node.shared.protocol import AskerToServer, ServerToAsker
 from skyward.node.shared.state import Answer, SharedState
 from skyward.node.timers import Timers
+from skyward.transport import local_sockets
 from skyward.transport.frames import Buffer, FrameReader, FrameWriter, encode
+from skyward.transport.link import greet
 
-__all__ = ["Route", "Server"]
+__all__ = ["Route", "Server", "serving"]
 
 log = logging.getLogger("skyward.engine")
+
+_GREETING = 10.0
 
 Route = Callable[[Message, list[Any]], None]
 
@@ -199,6 +206,45 @@ class Server:
             direct.waits = not done
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if direct.waits else 0)
             self._selector.modify(direct.sock, events, partial(self._on_direct, direct))
+
+
+@contextmanager
+def serving(path: str, info: InstanceInfo) -> Generator[None]:
+    """Serves processes of this computer without an agent, on a socket at `path`, in a thread."""
+    selector, timers = selectors.DefaultSelector(), Timers(time.monotonic)
+    server = Server("alone.1", selector, time.monotonic, timers, lambda: info)
+    listener, (wake, woken) = local_sockets.listen(path), socket.socketpair()
+
+    def admit(_: int) -> None:
+        sock, _ = listener.accept()
+        try:
+            local_sockets.check_peer(sock)
+            greet(sock, None, time.monotonic() + _GREETING)
+        except (OSError, ValueError):
+            sock.close()  # not one of ours
+        else:
+            server.admit(sock)
+
+    def serve() -> None:
+        while True:
+            for key, events in selector.select(min(1.0, max(0.0, timers.due() - time.monotonic()))):
+                if key.fileobj is woken:
+                    return
+                key.data(events)
+            timers.run()
+
+    selector.register(listener, selectors.EVENT_READ, admit)
+    selector.register(woken, selectors.EVENT_READ, None)
+    thread = threading.Thread(target=serve, name="skyward-shared", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        wake.close()
+        thread.join()
+        for key in list(selector.get_map().values()):
+            cast(socket.socket, key.fileobj).close()
+        selector.close()
 
 
 def _encoded(messages: list[Message], buffers: Sequence[Any]) -> list[Buffer]:

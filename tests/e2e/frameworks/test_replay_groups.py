@@ -1,0 +1,59 @@
+"""Ranks of a torch group that failed run again as processes of this computer, with gloo."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+import skyward as sky
+from skyward.node.replay import _on_the_cpu  # pyright: ignore[reportPrivateUsage]
+from skyward.pool.replay import Replay
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+@sky.compute
+def train(failing: int) -> str:
+    import torch
+    import torch.distributed as dist
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    for step in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        if dist.get_rank() == failing and step == 1:
+            raise AssertionError(f"rank {dist.get_rank()} of {dist.get_world_size()}, step {step}")
+    return dist.get_backend()
+
+
+@sky.compute
+def alone() -> int:
+    import torch.distributed as dist
+
+    raise ValueError(dist.get_world_size())
+
+
+@pytest.mark.timeout(600)
+def test_an_assertion_in_a_rank_of_ddp_is_reproduced_and_so_is_a_call_to_one_node_of_the_group() -> None:
+    with sky.ComputePool(nodes=2, console=False, plugins=[sky.plugins.torch(backend="gloo")]) as pool:
+        with pytest.raises(AssertionError) as broadcast:
+            train(1) @ pool
+        with pytest.raises(ValueError, match="2") as single:
+            alone() >> pool
+    ended = Replay(broadcast.value).run(shown=False)
+    assert ended.summary() == "AssertionError: rank 1 of 2, step 1"
+    assert "raise AssertionError(f" in ended.verdict.error["traceback"]
+    with pytest.raises(ValueError, match="2"):
+        sky.replay(single.value)
+
+
+def test_a_hook_that_asks_for_nccl_gets_the_backend_of_the_cpu() -> None:
+    def around(info: object, backend: str | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    _, found, _ = _on_the_cpu(("torch", functools.partial(around, backend="nccl"), None))
+    assert isinstance(found, functools.partial)
+    assert found.keywords == {"backend": None}  # pyright: ignore[reportUnknownMemberType]
+    assert _on_the_cpu(("mine", around, None))[1] is around  # type: ignore[arg-type]
