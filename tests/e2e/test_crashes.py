@@ -86,7 +86,7 @@ def agents(pool: sky.ComputePool) -> list[int]:
 
 
 def keeper(pool: sky.ComputePool) -> psutil.Process:
-    return psutil.Process(pool._hosts.by_node[0].keeper.pid)
+    return psutil.Process(pool._fleet.by_node[0].keeper.pid)
 
 
 def fork_server(pool: sky.ComputePool) -> psutil.Process:

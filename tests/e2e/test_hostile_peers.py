@@ -32,7 +32,7 @@ def agents(pool: sky.ComputePool) -> list[int]:
 
 
 def connections(pool: sky.ComputePool) -> Any:
-    engine: Any = pool._hosts.engine  # type: ignore[union-attr]
+    engine: Any = pool._fleet.engine  # type: ignore[union-attr]
     return engine._connections
 
 
@@ -114,7 +114,7 @@ def test_greetings_that_are_none_end_no_agent(pool: sky.ComputePool) -> None:
     from skyward.transport.local_sockets import connect
 
     before = agents(pool)
-    hosts: Any = pool._hosts  # type: ignore[attr-defined]
+    hosts: Any = pool._fleet  # type: ignore[attr-defined]
     path = hosts.by_node[0].keeper.sockets[0]
     hellos: tuple[Any, ...] = (
         {},

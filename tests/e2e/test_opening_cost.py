@@ -43,7 +43,7 @@ signal.signal(signal.SIGUSR1, note)
 
 
 def family(pool: sky.ComputePool) -> list[psutil.Process]:
-    return family_of(pool._hosts.by_node[0].keeper.pid)
+    return family_of(pool._fleet.by_node[0].keeper.pid)
 
 
 def test_the_client_of_a_local_pool_loads_little() -> None:

@@ -170,7 +170,7 @@ def test_no_file_holds_a_secret(seen: Seen, token: sky.Secret, tmp_path: Path) -
     control = tmp_path / "control"
     control.write_text(f"{TAG}-control")
     cache = os.environ.get("SKYWARD_CACHE") or str(Path.home() / ".cache" / "skyward" / "resolved")
-    places = [str(tmp_path), "/dev/shm", os.environ["SKYWARD_STATE"], seen.pool._hosts.store.directory, cache]
+    places = [str(tmp_path), "/dev/shm", os.environ["SKYWARD_STATE"], seen.pool._fleet.store.directory, cache]
     found = subprocess.run(
         ["grep", "-rlaF", "--devices=skip", "-e", TAG, *places], capture_output=True, text=True, check=False
     )

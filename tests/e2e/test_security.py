@@ -56,7 +56,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 def family(pool: sky.ComputePool) -> list[psutil.Process]:
-    return family_of(pool._hosts.by_node[0].keeper.pid)
+    return family_of(pool._fleet.by_node[0].keeper.pid)
 
 
 def listening(pool: sky.ComputePool) -> set[tuple[str, int]]:
@@ -86,7 +86,7 @@ def answer(address: tuple[str, int], data: bytes, context: ssl.SSLContext | None
 
 def doors(pool: sky.ComputePool) -> list[str]:
     """The socket files on which agents accept connections."""
-    return sorted(pool._hosts.by_node[0].keeper.sockets.values())
+    return sorted(pool._fleet.by_node[0].keeper.sockets.values())
 
 
 def said_at(path: str, data: bytes) -> bytes:

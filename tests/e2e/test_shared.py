@@ -369,7 +369,7 @@ def test_what_waits_ends_with_its_call_its_node_and_its_pool() -> None:
         pool.dict("d")["a"] = 1
         agent = next(
             child
-            for child in psutil.Process(pool._hosts.by_node[0].keeper.pid).children()
+            for child in psutil.Process(pool._fleet.by_node[0].keeper.pid).children()
             if child.pid == pool._engine.abouts()[0]["pid"]
         )
         agent.kill()
