@@ -469,7 +469,7 @@ def test_dask_runs_in_processes_of_its_own_and_may_die_there(duo: sky.ComputePoo
         until(lambda: len(members()) == 2)
         next(p for p in dask_processes(duo) if p.pid not in members()).kill()  # the scheduler
     assert [echo(i) >> duo for i in range(20)] == list(range(20))
-    until(lambda: duo._hosts.by_node[0].keeper.scheduler is None)
+    until(lambda: duo._fleet.by_node[0].keeper.scheduler is None)
     with duo.dask() as client:
         assert client.submit(pow, 2, 10).result(timeout=45) == 1024
         assert set(map(str, (w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))) == {

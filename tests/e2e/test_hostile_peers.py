@@ -86,15 +86,20 @@ def sends(what: str) -> None:
     import time
 
     from skyward.node.runner import Runner
+    from skyward.transport.frames import encode
 
     runner: Any = next(found for found in gc.get_objects() if isinstance(found, Runner))
+
+    def send(message: Any) -> None:
+        runner._write(runner._sock, runner._send_lock, encode([message]))
+
     if what == "message":
-        runner._send(["explode", 0], [])
+        send(["explode", 0])
     elif what == "types":
-        runner._send(["done", 5, [], 0], [])
+        send(["done", 5, [], 0])
     elif what == "metadata":
         call = next(iter(runner._calls.calls))
-        runner._send(["done", call, {"s": "soon"}, 0], [])
+        send(["done", call, {"s": "soon"}, 0])
     else:
         runner._sock.sendall(b"\xff" * 64)
     time.sleep(60)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +105,8 @@ class _Pool:
 
 def _installed_here() -> str:
     """The packages of this program, where nodes have the same: on this computer, in its own environment."""
+    from importlib import metadata  # heavy, and most programs have no call that fails
+
     found = {each.name: each.version for each in metadata.distributions()}
     return "\n".join(f"{name}=={version}" for name, version in sorted(found.items()))
 
