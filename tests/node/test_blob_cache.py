@@ -307,9 +307,9 @@ def test_a_node_cannot_choose_where_on_the_client_a_result_lies(tmp_path: Path, 
     mine.write_text("of the user")
     (tmp_path / "home").mkdir()
     home, name = Parts(str(tmp_path / "home")), name.format(tmp_path)
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="not the name"):
         home.accept(name, 0, 1, b"x")
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="not the name"):
         home.placed({"0": (name, 1)})
     assert mine.read_text() == "of the user"
 

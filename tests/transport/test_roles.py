@@ -77,4 +77,4 @@ def test_a_session_of_another_pool_is_refused(session: str, role: str | None) ->
 )
 @pytest.mark.parametrize("role", [CLIENT, node_role(1), None])
 def test_what_is_no_greeting_is_refused_whoever_says_it(hello: Any, role: str | None) -> None:
-    assert "no greeting" in str(refusal(hello, role, "pool."))
+    assert "not a greeting" in str(refusal(hello, role, "pool."))

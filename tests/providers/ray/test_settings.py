@@ -58,7 +58,7 @@ def test_only_pools_that_a_job_holds_can_outlive_their_client() -> None:
     ("options", "said"),
     [
         ({"address": "ray://head:10001"}, "Jobs API"),
-        ({"address": 7}, "no address"),
+        ({"address": 7}, "not an address"),
         ({"strategy": "TIGHT"}, "STRICT_SPREAD"),
         ({"resources": {"CPU": -1}}, "cannot be asked of Ray"),
         ({"resources": {"CPU": "4"}}, "cannot be asked of Ray"),
