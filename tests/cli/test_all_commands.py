@@ -41,7 +41,7 @@ def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_command_that_does_not_exist_gets_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no command 'histroy'. Did you mean history?" in _refused(capsys, "histroy")
-    for word in ("stop", "kill", "close", "terminate"):
+    for word in ("kill", "close", "terminate"):
         assert f"there is no command {word!r}. Did you mean down?" in _refused(capsys, word, "lab")
     assert "there is no command 'status'. Did you mean ps?" in _refused(capsys, "status")
     assert "Did you mean" not in _refused(capsys, "frobnicate")
@@ -86,6 +86,7 @@ def test_each_command_is_a_file_with_its_name(name: str) -> None:
 
 WITHOUT_JSON = {
     "run": "what it prints is the program's",
+    "attach": "what it prints is the program's",
     "join": "it serves a pool until that is closed",
     "top": "it is a live view; `sky ps --json` and `sky logs --json` are for programs",
     "completion": "it prints a program for the shell",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from skyward.node.client_link import ClientListener
+from skyward.node.terms import TermsSlot
 from skyward.transport import certificates
 from skyward.transport.certificates import Authority
 from skyward.transport.frames import encode
@@ -27,7 +28,9 @@ IP_LOCAL_PORT_RANGE = 51  # of linux/in.h; since Linux 6.3
 @pytest.fixture
 def door() -> Iterator[ClientListener]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        made = ClientListener(listener, "127.0.0.1", None, "", lambda: None, lambda sock, name: None)
+        made = ClientListener(
+            listener, "127.0.0.1", None, "", TermsSlot(bytearray(64), 0), lambda: None, lambda sock, name: None
+        )
         yield made
         made.close()
 
@@ -75,7 +78,9 @@ def guarded() -> Iterator[tuple[ClientListener, Authority, tuple[str, int]]]:
     authority = Authority("guarded", 3600)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         context = certificates.context(authority.issue("node-0"), server=True)
-        made = ClientListener(listener, "127.0.0.1", context, "pool", lambda: None, lambda sock, name: None)
+        made = ClientListener(
+            listener, "127.0.0.1", context, "pool", TermsSlot(bytearray(64), 0), lambda: None, lambda sock, name: None
+        )
         made.open()
         yield made, authority, listener.getsockname()
         listener.shutdown(socket.SHUT_RDWR)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+import select
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skyward.node.client_link import ClientListener
 from skyward.node.terms import Terms, TermsPage, TermsSlot, merged
+from skyward.transport import local_sockets
+from skyward.transport.frames import encode
+from skyward.transport.link import greet
 
 
 def test_hearing_of_somebody_never_makes_it_longer_ago() -> None:
@@ -72,3 +82,55 @@ def test_a_slot_that_is_half_written_is_not_read() -> None:
 def test_the_order_in_which_slots_are_read_does_not_matter() -> None:
     some = [Terms(heard=3.0, deadline=math.inf), Terms(deadline=5.0, epoch=1, serial=2), Terms(ending=True)]
     assert merged(some) == merged(reversed(some))
+
+
+# who may speak to the agent of a run: another process, over the socket where it lets clients in
+
+
+class Door:
+    """An agent's listener on a socket of this computer, which is what tells a driver of an earlier start to go."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path, self.slot = str(tmp_path / "agent"), TermsSlot(bytearray(64), 0)
+        self.listener = local_sockets.listen(self.path)
+        woken = self.woken = threading.Event()
+        self.door = ClientListener(self.listener, "", None, "pool.", self.slot, woken.set, lambda sock, name: None)
+        self.door.open()
+
+    def greet(self, greeting: dict[str, Any]) -> dict[str, Any] | None:
+        """What it answers at once; None if it lets the greeting in."""
+        with local_sockets.connect(self.path, 60) as sock:
+            for piece in encode(greeting):
+                sock.sendall(piece)
+            while not self.woken.wait(0.01):
+                if select.select([sock], [], [], 0)[0]:
+                    return greet(sock, None, time.monotonic() + 60)
+            self.woken.clear()
+        return None
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    made = Door(tmp_path)
+    made.slot.take(Terms(epoch=2, serial=1))
+    made.door.since = "start 2 of the run's program, at 14:02:00"
+    yield made
+    made.listener.close()
+
+
+@pytest.mark.parametrize("epoch", [{}, {"epoch": 1}], ids=["no program of a run", "the first start"])
+def test_a_program_of_an_earlier_start_is_refused_with_who_took_over(door: Door, epoch: dict[str, int]) -> None:
+    """SEC-37."""
+    answer = door.greet({"session": "pool.x", "received": 0, **epoch})
+    assert answer is not None
+    assert "start 2 of the run's program, at 14:02:00" in answer["refused"]
+
+
+def test_the_program_that_was_started_last_is_let_in(door: Door) -> None:
+    assert door.greet({"session": "pool.x", "received": 0, "epoch": 2}) is None
+
+
+def test_a_word_of_an_earlier_epoch_is_refused_and_one_of_a_later_epoch_taken(door: Door) -> None:
+    word = {"serial": 9, "left": 60.0, "drain": 1.0, "end": False, "by": "me"}
+    assert "refused" in (door.greet({"terms": 1, **word}) or {})
+    assert door.greet({"terms": 3, **word}) is None

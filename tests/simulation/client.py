@@ -39,8 +39,8 @@ def make_engine(world: World) -> Engine:
     """An engine whose pool has the world's machines."""
 
     class SimHub(Connections):
-        def __init__(self, nodes: int, reach: Any, revive: Any, session: str) -> None:
-            super().__init__(nodes, reach, revive, session)
+        def __init__(self, nodes: int, reach: Any, revive: Any, session: str, epoch: int) -> None:
+            super().__init__(nodes, reach, revive, session, epoch)
             self._selector.close()
             self._wake_read.close()
             self._wake_write.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import inf
+from threading import Event
 from time import time
 
 from skyward import events
@@ -41,6 +42,8 @@ class PoolContext:
     """Whether anybody listens to events of calls; an `events.KeepEnd` if only their ends are needed."""
     hurried: Callable[[], bool]
     """Whether the user pressed Ctrl-C during closing: then nothing waits."""
+    handing: Event | None = None
+    """Of a pool that is opened for a detached run: set when the machines are the run's steward's."""
     budget: float | None = None
     """Dollars that the pool may cost."""
     prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)
@@ -66,6 +69,11 @@ class PoolContext:
     def forms_groups(self) -> bool:
         several = self.nodes > 1 or self.spec.processes != 1
         return several and any(plugin.around_app for plugin in self.plugins)
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether the machines belong to a detached run by now: closing leaves them as they are."""
+        return self.handing is not None and self.handing.is_set()
 
     @property
     def ends_at(self) -> float:

@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
         commands,
         "logs",
         "print a pool's output, warnings and failures",
-        "Prints the output, log records, warnings and failures of a pool of this computer; without a name, of "
-        "the pool that was opened last.",
+        "Prints the output, log records, warnings and failures of a pool of this computer, or what the program of a "
+        "detached run printed; without a name, of the pool that was opened last.",
         [
             "sky logs",
             "sky logs sweep --node 2",
@@ -46,9 +46,13 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from skyward.cli.common import chosen
     from skyward.errors import InvalidArgument
+    from skyward.history import runs
     from skyward.history.history import read
     from skyward.history.store import Tail
+    from skyward.pool.run_record import KIND
 
+    if arguments.pool is not None and any(run.name == arguments.pool for run in runs.runs(KIND)):
+        return _print_run(arguments)
     entry = chosen(arguments.pool)
     if arguments.node is not None and not 0 <= arguments.node < (nodes := read(entry).nodes or sys.maxsize):
         known = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
@@ -63,6 +67,25 @@ def run(arguments: argparse.Namespace) -> int:
             time.sleep(_PAUSE)
     except KeyboardInterrupt:
         return 130
+
+
+def _print_run(arguments: argparse.Namespace) -> int:
+    """What the program of a detached run has printed."""
+    from skyward.cli.attach import follow
+    from skyward.pool.run import Run
+
+    if arguments.json or arguments.node is not None:
+        from skyward.errors import InvalidArgument
+
+        raise InvalidArgument(
+            f"{arguments.pool} is a detached run: its output has no nodes and no JSON. `sky logs` takes the name of "
+            "its pool, too, which `sky history` lists."
+        )
+    try:
+        follow(Run(arguments.pool), 0, until_over=arguments.follow)
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _print(found: Iterable[Event], arguments: argparse.Namespace, entry: Entry) -> bool:

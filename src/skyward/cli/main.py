@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "Parser", "main", "parser"]
 
 COMMANDS = {
     "start": ("init", "run", "exec"),
+    "detached runs": ("attach", "stop"),
     "look": ("ps", "top", "view", "logs", "history", "replay", "runs", "stacks"),
     "money": ("plan", "offers", "cost"),
     "machines": ("ssh", "hosts", "join", "down", "script"),
@@ -64,7 +65,7 @@ def parser(only: str | None = None) -> Parser:
 
 _TOP = ("-h", "--help", "--version")
 _ELSEWHERE = {
-    **dict.fromkeys(("stop", "kill", "close", "terminate"), "down"),
+    **dict.fromkeys(("kill", "close", "terminate"), "down"),
     "status": "ps",
     "ls": "ps",
 }  # other tools' words
@@ -151,7 +152,7 @@ def told_unknown(parser: Parser, name: str, words: Sequence[str], unknown: Seque
     command = parser.commands[name]
     text = f"unrecognized arguments: {' '.join(unknown)}"
     options = [option for option in command._option_string_actions if option.startswith("--")]  # pyright: ignore[reportPrivateUsage] - argparse has no other list of them
-    meant = next((_meant(word, options) for word in unknown if _meant(word, options) != "."), ".")
+    meant = next((_meant(word, options) for word in unknown if word[0] == "-" and _meant(word, options) != "."), ".")
     if meant != "." or not command.get_default("takes_rest"):
         return f"{text}{meant} `{command.prog} --help` lists the options."
     end = [parser.prog, *(word for word in words if word not in unknown), "--", *unknown, *rest]
@@ -159,8 +160,9 @@ def told_unknown(parser: Parser, name: str, words: Sequence[str], unknown: Seque
 
 
 def _meant(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    found = difflib.get_close_matches(word.partition("=")[0], list(known), n=1, cutoff=0.6)
-    return f". Did you mean {found[0]}?" if found else "."
+    bare = {name.lstrip("-"): name for name in known}
+    found = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(bare), n=1, cutoff=0.6)
+    return f". Did you mean {bare[found[0]]}?" if found else "."
 
 
 def _program() -> str:

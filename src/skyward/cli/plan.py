@@ -52,21 +52,21 @@ def add(commands: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Stopped:
+class Stopped:
     pool: ComputePool
     line: int | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.file is None or any(getattr(arguments, name) for name in _OPTIONS):
-        return _tell([_Stopped(make_pool(arguments))], arguments)
+        return _tell([Stopped(make_pool(arguments))], arguments)
     path = Path(arguments.file)
     if not path.is_file():
         from skyward.errors import InvalidArgument
 
         raise InvalidArgument(f"{path}: no such file. Give the path of a Python program.")
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        stopped = _run_program(path, arguments)
+        stopped = run_program(path, arguments)
     if stopped is None:
         return 1
     if not stopped:
@@ -79,18 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
     return _tell(stopped, arguments)
 
 
-def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | None:
+def run_program(path: Path, arguments: argparse.Namespace) -> list[Stopped] | None:
     import runpy
 
     from skyward.cli.run import show_error
     from skyward.errors import PoolClosed
     from skyward.pool.lifetime import stopping_pools
 
-    found: list[_Stopped] = []
+    found: list[Stopped] = []
     sys.argv = [str(path), *arguments.rest]
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        with stopping_pools(lambda pool: found.append(_Stopped(pool, _line(str(path))))):  # type: ignore[arg-type]
+        with stopping_pools(lambda pool: found.append(Stopped(pool, _line(str(path))))):  # type: ignore[arg-type]
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as exc:
         if exc.code not in (None, 0) and not found:
@@ -98,7 +98,7 @@ def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | 
             return None
     except Exception as exc:  # shown as Python shows it
         if not found and (isinstance(exc, PoolClosed) or (isinstance(exc, NameError) and exc.name == "pool")):
-            return [_Stopped(make_pool(arguments))]  # a program for `sky run`, which gives it a pool
+            return [Stopped(make_pool(arguments))]  # a program for `sky run`, which gives it a pool
         if not found:
             show_error(exc, str(path))
             return None
@@ -112,7 +112,7 @@ def _line(path: str) -> int | None:
     return None if frame is None else frame.f_lineno
 
 
-def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
+def _tell(stopped: Iterable[Stopped], arguments: argparse.Namespace) -> int:
     possible = True
     for each in stopped:
         record, text = _planned(each.pool)

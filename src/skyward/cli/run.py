@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
+import re
 import sys
+import time
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from skyward.cli.common import add_command, add_pool_options, make_pool
+from skyward.node.processes import die_with_parent
+from skyward.node.run_folder import RUN
 
 __all__ = ["add", "own_pool_line", "run", "show_error"]
 
 _POOLS = {"ComputePool", "JoblibPool", "ScikitLearnPool"}
 _OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "budget", "console")
+_REPEATED = ("host", "pip", "plugin")
 _CODES = (
     "exit status: that of the program; 1 if it raised or the pool could not be opened, 2 for a wrong command line, 130 "
     "after Ctrl-C."
@@ -35,11 +41,16 @@ def add(commands: Any) -> None:
             "sky run train.py --pool gpu        [pools.gpu] of sky.toml",
             "sky run train.py --host gpu1 --host gpu2 --pip torch",
             "sky run train.py --provider aws --nodes 2 --accelerator A100",
+            "sky run train.py --detach --name grid      returns when the program runs; see `sky attach`",
         ],
         _CODES,
     )
     parser.add_argument("file", metavar="FILE", help="the program, a Python file")
     add_pool_options(parser)
+    group = parser.add_argument_group("a run that goes on without this terminal")
+    group.add_argument("--detach", action="store_true", help="start the program, and return")
+    group.add_argument("--name", metavar="NAME", help="what the run is called (default: the program's name)")
+    group.add_argument("--restarts", type=int, default=0, metavar="K", help="start it again if it fails, K times")
     parser.usage = "sky run [OPTIONS] FILE [-- ARGUMENTS]"
     parser.set_defaults(run=run, takes_rest=True)
 
@@ -54,8 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.is_file():
         raise InvalidArgument(f"{path}: no such file. Give the path of a Python program.")
     line = own_pool_line(path.read_bytes())
+    if arguments.detach:
+        return _detach(path, line, arguments)
+    if arguments.name or arguments.restarts:
+        arguments.error("--name and --restarts are for runs with --detach.")
+    inside = RUN in os.environ
+    if inside:
+        die_with_parent(os.getppid())  # the steward, which keeps the run's output
     pool = make_pool(arguments) if line is None else None
-    if line is not None:
+    if line is not None and not inside:
         _check_own(path, line, arguments)
     sys.argv = [str(path), *arguments.rest]
     sys.path.insert(0, str(path.resolve().parent))
@@ -68,6 +86,54 @@ def run(arguments: argparse.Namespace) -> int:
             show_error(exc, str(path))
             return 1
     return 0
+
+
+def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
+    """Submits the program: with the pool of `sky run`, or with the one that it opens itself."""
+    from skyward.cli.plan import run_program
+    from skyward.errors import InvalidArgument
+    from skyward.pool.detached import Program, submit
+
+    if line is None:
+        pool = make_pool(arguments)
+    else:
+        if given := [f"--{name}" for name in _OPTIONS if getattr(arguments, name)]:
+            raise InvalidArgument(
+                f"{path} opens a pool of its own in line {line}, for which {', '.join(given)} would not count."
+            )
+        stopped = run_program(path, arguments)
+        if not stopped:
+            return 1
+        pool = stopped[0].pool
+    words = [word for name in _OPTIONS for word in _option(name, getattr(arguments, name))]
+    title = " ".join([path.name, *arguments.rest])
+    program = Program(["run", str(path), *words, "--", *arguments.rest], os.getcwd(), title, {})
+    began = time.monotonic()
+    record = submit(pool, arguments.name or _free_name(path.stem), program, restarts=arguments.restarts)
+    until = time.strftime(
+        "%a %b %d, %H:%M", time.localtime(record.facts["handed"]["time"] + record.facts["handed"]["left"])
+    )
+    print(
+        f"{record.name} runs (submitted in {time.monotonic() - began:.1f} s). It ends with its program, with `sky stop "
+        f"{record.name}`, at the latest on {until}.\nsky attach {record.name}: its output, from where you left."
+    )
+    return 0
+
+
+def _option(name: str, given: Any) -> list[str]:
+    values: list[Any] = given if name in _REPEATED else [given] if given else []
+    return [word for value in values for word in (f"--{name}", str(value))]
+
+
+def _free_name(stem: str) -> str:
+    from itertools import count
+
+    from skyward.history.runs import runs
+
+    taken = {run.name for run in runs()}
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(name for name in names if name not in taken)
 
 
 def own_pool_line(source: bytes) -> int | None:

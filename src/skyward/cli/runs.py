@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.cli.common import add_command, add_json, print_json, table
 
 if TYPE_CHECKING:
-    from skyward.history.runs import Run
+    from skyward.history.runs import Run as Kept
 
 __all__ = ["add", "run"]
 
@@ -18,14 +18,14 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "runs",
-        "list what runs have kept here, or remove it",
-        "Lists the runs of this computer, the one that was written to last first: the results that `resume=` has kept "
-        "under a name. `sky runs drop` removes runs with all that they have kept.",
+        "list runs, or remove what they have kept",
+        "Lists the runs of this computer, the one that was written to last first: detached runs with their state, and "
+        "the results that `resume=` has kept under a name. `sky runs drop` removes runs with all that they have kept.",
         ["sky runs", "sky runs --json", "sky runs drop grid-1"],
         "exit status: 0, also if there is none; 1 if a run that is named is not known or in use; 2 for a wrong "
         "command line.",
         shape="one object per line: name, kind, began, changed (seconds since 1970), size (bytes), results (how many "
-        "are kept), in_use.",
+        "are kept), in_use, stage (of a detached run: running, finished, failed, ...), until.",
     )
     parser.add_argument("action", nargs="?", choices=("drop",), help="drop: remove the runs that are named")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the name of a run")
@@ -35,11 +35,15 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from skyward.history import runs
+    from skyward.pool.run import Run
+    from skyward.pool.run_record import KIND
 
     if arguments.action == "drop":
         if not arguments.names:
             arguments.error("no runs named. `sky runs` lists them")
         for found in [runs.find(name) for name in arguments.names]:
+            if found.kind == KIND:
+                Run(found.name).check_over()
             runs.drop(found)
             print_json({"dropped": found.name}) if arguments.json else print(f"{found.name}: removed")
         return 0
@@ -57,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 _RIGHT = ("results", "size")
 
 
-def _row(found: Run) -> dict[str, Any]:
+def _row(found: Kept) -> dict[str, Any]:
     results = {(f.get("item"), f.get("version"), f.get("nth")) for f in found.facts()[0] if f.get("fact") == "result"}
     return {
         "name": found.name,
@@ -67,12 +71,30 @@ def _row(found: Run) -> dict[str, Any]:
         "size": found.size,
         "results": len(results),
         "in_use": found.in_use,
+        **_of_detached(found),
     }
+
+
+def _of_detached(found: Kept) -> dict[str, Any]:
+    from skyward.pool.run import Run
+    from skyward.pool.run_record import KIND
+
+    if found.kind != KIND:
+        return {"stage": None, "until": None}
+    status = Run(found.name).status
+    return {"stage": status.stage, "until": None if status.over else status.until}
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"]))
-    return row["name"], row["kind"], str(row["results"]), _size(row["size"]), when, "in use" if row["in_use"] else ""
+    return (
+        row["name"],
+        row["kind"],
+        str(row["results"]),
+        _size(row["size"]),
+        when,
+        row["stage"] or ("in use" if row["in_use"] else ""),
+    )
 
 
 def _size(size: float) -> str:

@@ -64,13 +64,16 @@ class Connection:
     link: Link = field(default_factory=partial(Link, takes=FROM_NODE))
     session: str = field(default_factory=lambda: os.urandom(8).hex())
     incarnation: str = ""
+    epoch: int = 0
+    """Which start of a detached run's program we are; 0 in other pools."""
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     malformed: int = 0
     refusals: int = 0
     attached: Link | None = None
 
     def hello(self) -> dict[str, Any]:
-        return {"session": self.session, "received": self.link.received}
+        greeting = {"session": self.session, "received": self.link.received}
+        return {**greeting, "epoch": self.epoch} if self.epoch else greeting
 
     def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
         """True if it is a different agent, which knows nothing of us."""
@@ -134,9 +137,10 @@ class Connections:
         reach: Callable[[int], socket.socket],
         revive: Callable[[int], None] | None = None,
         session: str = "",
+        epoch: int = 0,
     ) -> None:
         self._new_session = lambda: f"{session}.{os.urandom(8).hex()}"
-        self.peers = [Connection(i, session=self._new_session()) for i in range(nodes)]
+        self.peers = [Connection(i, session=self._new_session(), epoch=epoch) for i in range(nodes)]
         self._reach, self._revive = reach, revive
         self._clock: Callable[[], float] = time.monotonic
         self._selector = selectors.DefaultSelector()

@@ -98,8 +98,8 @@ class Engine:
         self._clock, self._feed = around.clock, around.feed
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        revive = None if plan.local else machines.revive
-        self._connections = around.connections(plan.nodes, machines.reach, revive, plan.session)
+        revive = None if plan.local or plan.epoch else machines.revive
+        self._connections = around.connections(plan.nodes, machines.reach, revive, plan.session, plan.epoch)
         self._core = Core(plan, self._connections, machines)
         self._connection_events = ConnectionEvents(self._core, self._connections)
         self._byes: set[int] = set()

@@ -76,3 +76,5 @@ class PoolSettings:
     present: int | None = None
     """How many nodes are there when the pool opens, if some are missing; those are the last ones."""
     session: str = ""
+    epoch: int = 0
+    """Which start of a detached run's program this is; agents refuse those of earlier ones."""

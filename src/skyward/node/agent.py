@@ -47,6 +47,7 @@ from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
 from skyward.transport.codec import Message, Receiver, handles
+from skyward.transport.frames import encode
 from skyward.transport.records import replace as changed
 
 if TYPE_CHECKING:
@@ -208,7 +209,10 @@ class Agent:
     def look_around(self) -> None:
         """Handles what other threads have queued: connections, blobs, notices."""
         while (admitted := self._listener.next()) is not None:
-            (self._shared.admit if "share" in admitted[1] else self._home.attach)(*admitted)
+            if "terms" in admitted[1]:
+                self._take_terms(*admitted)
+            else:
+                (self._shared.admit if "share" in admitted[1] else self._home.attach)(*admitted)
         self._shared.look()
         self._files.look()
         while not self._blob_cache.arrivals.empty():
@@ -219,6 +223,22 @@ class Agent:
                 self._tell(AgentToClient.Need(name))
         while not self._notices.empty():
             self._on_notice(self._notices.get())
+
+    def _take_terms(self, sock: socket.socket, word: dict[str, Any]) -> None:
+        """A run's steward says how long this node lives. A new epoch ends the connection of the driver before."""
+        now, before = self._clock(), self._slot.terms.epoch
+        deadline = now + word["left"]
+        self._slot.take(Terms(now, deadline, ending=word["end"], epoch=word["terms"], serial=word["serial"]))
+        if word["terms"] > before:
+            self._home.drop()
+            self._listener.since = word["by"]
+        self._drain_at = self._slot.terms.deadline - word["drain"]
+        try:
+            for piece in encode({"terms": self._slot.terms.epoch}):
+                sock.sendall(piece)
+        except OSError:
+            pass  # it asks again
+        sock.close()
 
     def _fence(self) -> None:
         """The client had given this node up and may have restarted its calls elsewhere: all of them must end."""

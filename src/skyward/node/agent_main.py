@@ -73,7 +73,7 @@ def _agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.s
         "cpus": len(os.sched_getaffinity(0)),
     }
     around = Surroundings(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
-    admit = partial(ClientListener, listener, order["host"], server, order["session"])
+    admit = partial(ClientListener, listener, order["host"], server, order["session"], slot)
     return Agent(admit, fork_server, slot, BlobCache(order["directory"], client), metadata, around)
 
 

@@ -22,6 +22,8 @@ from skyward.transport.roles import refusal
 if TYPE_CHECKING:
     import ssl
 
+    from skyward.node.terms import TermsSlot
+
 __all__ = ["ClientLink", "ClientListener", "hear_link"]
 
 
@@ -196,11 +198,14 @@ class ClientListener:
         host: str,
         context: ssl.SSLContext | None,
         session: str,
+        slot: TermsSlot,
         wake: Callable[[], None],
         serve: Callable[[socket.socket, str], None],
     ) -> None:
         self._listener, self._host, self._context, self._session = listener, host, context, session
-        self._wake, self._serve = wake, serve
+        self._slot, self._wake, self._serve = slot, wake, serve
+        self.since = ""
+        """What the present epoch is, for those who are refused."""
         self._held: list[socket.socket] = []
         self._lock = threading.Lock()
         self._waiting = WaitingPeers(_WAITING, _WAITING)
@@ -290,6 +295,12 @@ class ClientListener:
             role = role_of(sock)
         hello = greet(sock, None, time.monotonic() + _GREETING)
         why = refusal(hello, role, self._session)
+        if (
+            why is None
+            and self._slot.terms.is_stale(hello.get("terms", hello.get("epoch", 0)))
+            and "fetch" not in hello
+        ):
+            why = f"another process controls this run since {self.since or 'its program was started again'}"
         if why is None:
             return hello
         for piece in encode({"refused": why}):

@@ -9,8 +9,10 @@
 Arguments: the pool's directory here, which it removes at the end; the lease and the longest life in seconds; optionally
 a file that it touches while the machine is needed. It ends when its time is over, when all agents have ended, on
 SIGTERM, and when the client is gone: without a lease (0) at the end of standard input; with one, when no agent has
-heard from the client for that long, so that a broken connection ends nothing. On a joined machine (`node/join.py`) it
-also ends with its parent; there SIGTERM alone, which a scheduler may send to every process, ends nothing.
+heard from the client for that long, so that a broken connection ends nothing. A detached run has a steward
+(`node/steward.py`) in the client's place; its pool may be closed and opened again. On a joined machine
+(`node/join.py`) it also ends with its parent; there SIGTERM alone, which a scheduler may send to every process, ends
+nothing.
 
 Forking opens a pool fast and shares memory, so the keeper imports in two parts: what runners need before the fork
 server is forked, then what agents need. It stays single-threaded, and restarts a dead agent on the same port.
@@ -32,7 +34,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from skyward.node import fork_server, processes
 from skyward.node.dask_processes import DaskProcesses
@@ -41,6 +43,9 @@ from skyward.node.terms import Terms, TermsPage
 from skyward.transport import blobs, local_sockets
 from skyward.transport.backoff import backoff
 from skyward.transport.codec import Message, Receiver, handles
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["main", "probe"]
 
@@ -79,6 +84,7 @@ class _Keeper:
         self._renewed = 0.0
         self._page = TermsPage(0)  # shared with the agents: when one last heard of the client, and until when it lasts
         self._ending = False
+        self._steward: subprocess.Popen[bytes] | None = None
         self._pauses, self._next_try = backoff(*_PAUSES), 0.0  # after what could not be started
         self._receiver = Receiver(ClientToKeeper, self)
         self._wake, self._wake_write = socket.socketpair()
@@ -152,6 +158,26 @@ class _Keeper:
         ends = {name: (host, port) for name, (host, port) in order.peers.items()}
         _say(KeeperToClient.Probed(probe(ends, order.timeout)))
 
+    @handles(ClientToKeeper.Run)
+    def _hold_run(self, order: ClientToKeeper.Run) -> None:
+        import subprocess
+
+        argv = [sys.executable, "-P", "-m", "skyward.node.steward"]
+        self._steward = subprocess.Popen(argv, stdin=subprocess.PIPE, umask=0o077)
+        self._tell_steward(json.dumps({**order.order, "umask": self._umask}).encode())
+
+    @handles(ClientToKeeper.Go)
+    def _start_run(self, order: ClientToKeeper.Go) -> None:
+        self._tell_steward(b"go")
+
+    def _tell_steward(self, line: bytes) -> None:
+        if self._steward is not None and self._steward.stdin is not None:
+            try:
+                self._steward.stdin.write(line + b"\n")
+                self._steward.stdin.flush()
+            except BrokenPipeError:
+                pass  # its end is seen next
+
     @handles(ClientToKeeper.DaskScheduler)
     def _start_scheduler(self, order: ClientToKeeper.DaskScheduler) -> None:
         self._dask.start_scheduler(order.scheduler)
@@ -206,6 +232,8 @@ class _Keeper:
                 self._fork_server.pid, self._fork_server.killed = 0, False
                 for node in self._nodes:
                     _kill(node.pid)  # their runners are gone with it
+            elif self._steward is not None and pid == self._steward.pid:
+                self._steward.returncode, self._ending = code, True  # nobody keeps the run, nor its journal
             elif self._dask.ended(pid, code):
                 _say(KeeperToClient.SchedulerDied(code))
             else:
@@ -217,7 +245,7 @@ class _Keeper:
     def _agent_died(self, node: _Node, code: int) -> None:
         node.pid = 0
         if code == 0:
-            node.left = True  # after the client's `bye`
+            node.left = not self._terms.epoch  # after the client's `bye`; a run may open its pool again
             return
         _say(KeeperToClient.AgentDied(node.node, code))
         node.restarts += 1
@@ -284,6 +312,8 @@ class _Keeper:
         for node in self._nodes:
             _kill(node.pid)
         self._dask.end()
+        if self._steward is not None and self._steward.returncode is None:
+            _kill(self._steward.pid)  # and its program with it
         self._fork_server.end()
         processes.end_children()
         blobs.remove_directory(self._scratch)

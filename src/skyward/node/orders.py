@@ -13,6 +13,7 @@ Each message is a record (`transport/codec.py`); none has buffers.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from skyward.transport.codec import Direction, Message, Within
@@ -26,6 +27,7 @@ __all__ = [
     "ForkServerToAgent",
     "JoinerToClient",
     "KeeperToClient",
+    "RunOrder",
     "written",
 ]
 
@@ -36,6 +38,44 @@ UNANSWERED = 4
 """The status of an agent that ends since the fork server does not answer."""
 
 Signed = Annotated[int, Within(-(1 << 63), (1 << 63) - 1)]
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """What the steward of a detached run is told."""
+
+    folder: str
+    """The run folder; it exists and is empty of the steward's files."""
+    socket: str
+    """Where it listens for the driver and for viewers."""
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    """The driver's environment, all of it."""
+    umask: int
+    agents: list[dict[str, Any]]
+    """Of each node `node` and `place`: the path of a socket, or host and port."""
+    here: list[int]
+    """The nodes of the steward's own keeper."""
+    identity: dict[str, Any] | None
+    """The client's, for TLS; None on this computer."""
+    lease: float
+    left: float
+    """Seconds until the deadline."""
+    drain: float
+    """How many seconds before that bodies are told."""
+    grace: float
+    restarts: int
+    go_within: float
+    """Seconds to wait for the word to begin: whoever submits the run may be gone."""
+    hold: float
+    """Seconds that node 0 stays after the end of the program."""
+    wanted: dict[str, Any]
+    """What the pool must ask for that adopts the machines."""
+    placed: dict[str, Any]
+    """The machines, as the pool that adopts them takes them over."""
+    head: dict[str, Any]
+    """The first line of the journal, for viewers."""
 
 
 def written(message: Message) -> bytes:
@@ -97,6 +137,14 @@ class ClientToKeeper(Direction):
         nodes: list[dict[str, Any]]
         own_scratch: bool
 
+    class Run(Message):
+        """Start the steward of a detached run with this order (`RunOrder`); the answer is `run_held`."""
+
+        order: dict[str, Any]
+
+    class Go(Message):
+        """Whoever submitted the run has let go of it: start its program. The answer is `run_started`."""
+
     class DaskScheduler(Message):
         """Start a dask scheduler, in place of any other."""
 
@@ -139,6 +187,17 @@ class KeeperToClient(Direction):
 
     class Over(Message):
         """The pool's time to live is over: the keeper ends everything."""
+
+    class RunHeld(Message):
+        """The answer to `run`, written by the steward: all agents have heard of it."""
+
+    class RunRefused(Message):
+        """The answer to `run`, written by the steward: why it cannot hold the run."""
+
+        reason: str
+
+    class RunStarted(Message):
+        """The answer to `go`, written by the steward: the program runs."""
 
     class Scheduler(Message):
         """The answer to `dask_scheduler`, written by its process: it runs."""

@@ -17,7 +17,7 @@ from functools import reduce
 
 __all__ = ["Terms", "TermsPage", "TermsSlot"]
 
-_VALUES = struct.Struct("=dd??QQ")
+_VALUES = struct.Struct("=dd?QQ")
 _SUM = struct.Struct("=I")
 _SIZE = 64
 
@@ -33,10 +33,8 @@ class Terms:
     deadline: float = math.inf
     ending: bool = False
     """Whether somebody who may say so has said that it is over."""
-    held: bool = False
-    """Whether a steward holds the machine: then the end of a client's pool is not the end."""
     epoch: int = 0
-    """Which start of a driver this is about; the steward alone raises it."""
+    """Which start of a run's driver this is about; the run's steward alone raises it. 0: this is no detached run."""
     serial: int = 0
     """Which of several words in one epoch this is: the last one counts, whether it shortens or lengthens."""
 
@@ -94,7 +92,7 @@ class TermsSlot:
     def _write(self, terms: Terms) -> None:
         if terms != self.terms:
             self.terms = terms
-            packed = _VALUES.pack(terms.heard, terms.deadline, terms.ending, terms.held, terms.epoch, terms.serial)
+            packed = _VALUES.pack(terms.heard, terms.deadline, terms.ending, terms.epoch, terms.serial)
             start = _SIZE * self._index
             self._memory[start : start + len(packed) + _SUM.size] = packed + _SUM.pack(zlib.crc32(packed))
 

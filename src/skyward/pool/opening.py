@@ -24,6 +24,7 @@ from skyward.client.futures import UserCode
 from skyward.errors import PluginError
 from skyward.machines.acquire import Candidate, Selection, acquire, look, taken
 from skyward.machines.watchdog import Watchdog
+from skyward.node.run_folder import RUN
 from skyward.pool.inspect_socket import StacksSocket
 from skyward.pool.lifetime import PoolState
 from skyward.transport.payload import Packer
@@ -44,6 +45,7 @@ __all__ = [
     "left_by",
     "make_packing",
     "open_nodes",
+    "place_nodes",
     "register_joblib",
     "setup_script",
     "stopped_text",
@@ -98,6 +100,8 @@ def get_machines(
 
     `choose` is told of each spec before it is tried; `keep_receipt` gets the receipt when machines were given back.
     """
+    if RUN in os.environ:
+        return _adopted(base, candidates[0])
     if len(candidates) > 1 and selection == "cheapest":
         base.report("comparing prices")
         candidates = [prospect.candidate for prospect in look(candidates, "cheapest").prospects]
@@ -130,6 +134,15 @@ def within_budget(context: PoolContext) -> Spec:
     return replace(context.spec, ttl=min(context.spec.ttl, 3600 * context.budget / hourly))
 
 
+def _adopted(base: PoolContext, first: Candidate) -> tuple[PoolContext, Lease]:
+    """The machines of the detached run that this program belongs to. Its steward keeps to the budget."""
+    from skyward.setup.adoption import adopt
+
+    context = replace(base, provider=first.provider, spec=first.spec, nodes=first.nodes, budget=None)
+    context = replace(context, image=transformed(base.plugins, base.image, context.cluster))
+    return context, adopt(context)
+
+
 def open_nodes(
     context: PoolContext,
     lease: Lease,
@@ -144,6 +157,15 @@ def open_nodes(
     fleet.open(max(context.provision_timeout, context.image.bootstrap_timeout))
     tell = partial(_summary, context, lease.pool, fleet.engine, state)
     steps.enter_context(StacksSocket(fleet.store.directory, context.name, fleet.engine.stacks, tell, close))
+    return fleet
+
+
+def place_nodes(context: PoolContext, lease: Lease, watchdog: Watchdog, steps: ExitStack) -> Fleet:
+    """The same for a detached run: agents wait for the run's program, and this process has no engine."""
+    from skyward.setup.fleet import Fleet
+
+    fleet = Fleet(context, lease, plugin_commands(context.plugins, context.cluster), watchdog, steps)
+    fleet.set_up(max(context.provision_timeout, context.image.bootstrap_timeout))
     return fleet
 
 

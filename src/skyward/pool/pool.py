@@ -367,7 +367,7 @@ class ComputePool(Collections, Mistakes):
         self._state.check_wanted()
         self._engine, self._store = self._fleet.engine, self._fleet.store
         keep_failed_calls(self._recorder, self._max_replay, context, self._fleet, steps)
-        if self.budget is not None:
+        if context.budget is not None:
             close = self._weak.call(ComputePool._close)
             steps.enter_context(BudgetWatch(context, self._engine.tell_terms, close))
         packing = make_packing(context, self._fleet, self._user)

@@ -33,6 +33,7 @@ from skyward.machines.replacement import Joining, Missing, Replacements, Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.node.orders import ClientToKeeper
 from skyward.setup.env.local import prepare
+from skyward.setup.adoption import AdoptedLease, Adoption, described
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout, find_layout, newcomer_blocked, replacement_address
 from skyward.setup.node_settings import (
@@ -81,7 +82,8 @@ class Fleet:
         steps: ExitStack,
     ) -> None:
         self._context, self._steps = context, steps
-        self._supply = Supply(context, lease) if context.provider.elastic else None
+        self._adoption = lease.adoption if isinstance(lease, AdoptedLease) else None
+        self._supply = Supply(context, lease) if context.provider.elastic and self._adoption is None else None
         self._setup = HostSetup(context, commands, watchdog, self._supply, steps)
         self._machines = list(lease.machines)
         self._names = [_name(machine) for machine in lease.machines]
@@ -114,18 +116,9 @@ class Fleet:
 
     def _open(self, patience: float) -> None:
         context, steps = self._context, self._steps
-        hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
+        missing = self.set_up(patience) if self._adoption is None else self._take_over(self._adoption)
         deadline = time.monotonic() + patience
-        if not context.local:
-            from skyward.transport.certificates import PoolCertificates  # with ssl, which no local pool needs
-
-            self.certificates = PoolCertificates(context.name, context.spec.ttl)  # while the keepers start
-        layout = find_layout(hosts, self._names, context.access.network, deadline, alone=not missing)
-        self._blocked = self._check_layout(layout)
-        self._addresses = list(layout.addresses)
-        each(lambda host: self._start(host, self._addresses, deadline), hosts)
-        self.by_node.update((node, host) for host in hosts for node in host.nodes)
-        self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
+        hosts = list({id(host): host for host in self.by_node.values()}.values())
         self._hooks = packed_hooks(context.plugins, hosts)
         self.engine = Engine(self._engine_settings(missing), self)
         if self._replacements is not None:
@@ -147,11 +140,47 @@ class Fleet:
             self._tell_missing(missing)
             self._joining = Joining(self, self.engine, missing)
 
+    def set_up(self, patience: float) -> list[Missing]:
+        """Sets machines up and starts their agents, which wait for a client. Returns what is missing."""
+        context = self._context
+        hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
+        deadline = time.monotonic() + patience
+        if not context.local:
+            from skyward.transport.certificates import PoolCertificates  # with ssl, which no local pool needs
+
+            self.certificates = PoolCertificates(context.name, context.spec.ttl)  # while the keepers start
+        layout = find_layout(hosts, self._names, context.access.network, deadline, alone=not missing)
+        self._blocked = self._check_layout(layout)
+        self._addresses = list(layout.addresses)
+        each(lambda host: self._start(host, self._addresses, deadline), hosts)
+        self.by_node.update((node, host) for host in hosts for node in host.nodes)
+        self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
+        return missing
+
+    def _take_over(self, adoption: Adoption) -> list[Missing]:
+        """Uses machines that were placed for the run of this program."""
+        self._steps.callback(adoption.release)
+        self._session, self._blocked, self._addresses = adoption.session, adoption.blocked, adoption.addresses
+        self.by_node.update((node, host) for host in adoption.hosts for node in host.nodes)
+        context = self._context
+        for node, host in sorted(self.by_node.items()):
+            context.tell_placed(node, None if context.local else host.machine, host.cwd, host.env)
+        self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
+        return []
+
+    def described(self) -> dict[str, Any]:
+        """What `set_up` has made, as plain values for the steward of a detached run."""
+        hosts = list({id(host): host for host in self.by_node.values()}.values())
+        machines = dict(enumerate(self._machines))
+        return described(hosts, self._addresses, self._blocked, self._session, self._context.prices, machines)
+
     # for the engine
 
     def reach(self, node: int) -> socket.socket:
         keeper = self.by_node[node].keeper
         self._check_alive(node)
+        if self._adoption is not None:
+            return self._adoption.reach(node, self.by_node[node])
         if self.certificates is None:
             return local_sockets.connect(keeper.sockets[node], _REACH_TIMEOUT)
         from skyward.transport.certificates import secure
@@ -376,6 +405,7 @@ class Fleet:
             stall_timeout=context.stall_timeout,
             present=context.nodes - len(missing),
             session=self._session,
+            epoch=self._adoption.epoch if self._adoption is not None else 0,
         )
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
@@ -393,7 +423,8 @@ class Fleet:
         ]
         for node in host.nodes:
             self._context.tell_placed(node, host.machine, host.cwd, host.env)
-        host.keeper.start(nodes, not self._context.local, deadline)
+        own_scratch = not self._context.local or self._context.handing is not None
+        host.keeper.start(nodes, own_scratch, deadline)
 
     def _check_layout(self, layout: Layout) -> str | None:
         context = self._context

@@ -29,7 +29,7 @@ from skyward.machines.parallel import each, spread
 from skyward.machines.replacement import Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.setup.env.local import Environment, prepare
-from skyward.setup.keeper_client import KeeperClient
+from skyward.setup.keeper_client import Keeper, KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
 from skyward.transport import private
 from skyward.transport.blobs import Store
@@ -37,17 +37,19 @@ from skyward.transport.blobs import Store
 if TYPE_CHECKING:
     from skyward.setup.env.remote import Packages
 
-__all__ = ["RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared"]
+__all__ = ["LOCAL_LEASE", "RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared"]
 
 
 _STOP_TIMEOUT = 20
 _LARGE_INCLUDES = 100 << 20
+_RUN = "skyward-run-"  # no name that sweeps take for the directory of a dead process
+LOCAL_LEASE = 60.0  # of a detached run on this computer
 _UNREACHABLE = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 
 @dataclass(frozen=True)
 class Host:
-    keeper: KeeperClient
+    keeper: Keeper
     nodes: tuple[int, ...]
     env: dict[str, str]
     paths: tuple[str, ...]
@@ -189,15 +191,23 @@ class HostSetup:
             self._context.report("starting", node)
         shell = LocalShell()
         self._run_commands(shell, 0, made.env, deadline)
-        directory = self.store().directory
+        detached = self._context.handing is not None
+        directory = private.fresh(_RUN) if detached else self.store().directory
         self._send_includes(shell, directory)
         # Secrets come later, to the processes that run bodies: what a program is started with can be read from outside.
         env = {**inherited(os.environ), **without_secrets({**made.env, **self._context.image.env})}
         ttl = self._context.spec.ttl
         # this computer costs nothing, and its pool ends with this program: it has a time to live only if one was given
-        keeper = KeeperClient(shell, made.python, env, directory, 0.0, math.inf if ttl == WEEK else ttl)
-        self._steps.callback(lambda: keeper.end(0.2 if self._context.hurried() else 10.0))
+        lease, life = (LOCAL_LEASE, ttl) if detached else (0.0, math.inf if ttl == WEEK else ttl)
+        keeper = KeeperClient(shell, made.python, env, directory, lease, life)
+        self._steps.callback(lambda: self._end_local(keeper))
         return Host(keeper, tuple(range(nodes)), made.env, self._paths(directory), _working_directory())
+
+    def _end_local(self, keeper: KeeperClient) -> None:
+        if self._context.handed_over:
+            keeper.leave()
+        else:
+            keeper.end(0.2 if self._context.hurried() else 10.0)
 
     def store(self) -> Store:
         """The client's blob directory; created late, because until a keeper runs nobody else removes it."""

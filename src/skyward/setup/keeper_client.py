@@ -11,16 +11,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import IO, Any, cast
 
 from skyward.api.secret import hide
 from skyward.api.shell import Shell
-from skyward.errors import BootstrapError
-from skyward.node.orders import ClientToKeeper, KeeperToClient, written
+from skyward.errors import BootstrapError, SkywardError
+from skyward.node.orders import ClientToKeeper, KeeperToClient, RunOrder, written
 from skyward.node.receiver import Malformed
 from skyward.transport.codec import Message, Receiver, handles
 
-__all__ = ["KeeperClient"]
+__all__ = ["Keeper", "KeeperClient", "PlacedKeeper"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -52,7 +53,7 @@ class KeeperClient:
         self._messages: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._answers: list[Any] = []
         self._nonsense = ""  # what it said that is not a message, if it did
-        self._lease, self._over = lease, False
+        self._lease, self._over, self._left = lease, False, False
         self._receiver = Receiver(KeeperToClient, self)
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
 
@@ -90,6 +91,20 @@ class KeeperClient:
             if self._process.poll() is None:
                 raise
             return "the connection broke after the pool was opened, and the keeper there takes no more orders"
+
+    def hold(self, order: RunOrder, deadline: float) -> str:
+        """Has it start the steward of a detached run; why that cannot be, or nothing."""
+        return self.ask(ClientToKeeper.Run(asdict(order)), deadline)
+
+    def go(self, deadline: float) -> str:
+        """Has the run's program started; why that cannot be, or nothing."""
+        return self.ask(ClientToKeeper.Go(), deadline)
+
+    def leave(self) -> None:
+        """Lets go of a keeper that goes on without us; the thread that listens to it waits for its end."""
+        assert self._process.stdin is not None
+        self._left = True
+        self._process.stdin.close()
 
     def end(self, seconds: float) -> bool:
         process = self._process
@@ -166,6 +181,18 @@ class KeeperClient:
     def _over_now(self, message: KeeperToClient.Over) -> None:
         self._over = True
 
+    @handles(KeeperToClient.RunHeld)
+    def _run_held(self, message: KeeperToClient.RunHeld) -> None:
+        self._answers.append("")
+
+    @handles(KeeperToClient.RunStarted)
+    def _run_started(self, message: KeeperToClient.RunStarted) -> None:
+        self._answers.append("")
+
+    @handles(KeeperToClient.RunRefused)
+    def _run_refused(self, message: KeeperToClient.RunRefused) -> None:
+        self._answers.append(message.reason or "no reason was given")
+
     @handles(KeeperToClient.Scheduler)
     def _scheduler_runs(self, message: KeeperToClient.Scheduler) -> None:
         self.scheduler = message.address
@@ -199,6 +226,8 @@ class KeeperClient:
         except (OSError, ValueError):
             pass  # closed while we were reading
         self._messages.put(None)
+        if self._left:
+            self._process.wait()
 
     def _failure(self) -> BootstrapError:
         if self._nonsense:
@@ -214,6 +243,48 @@ class KeeperClient:
     def _stderr(self) -> str:
         self._errors.seek(0)
         return hide(self._errors.read().decode("utf-8", "replace"))[-4000:]
+
+
+class PlacedKeeper:
+    """A keeper that was started for a detached run, in the pool of the run's program: values alone, no pipe to it."""
+
+    pid, scheduler = 0, None
+
+    def __init__(
+        self, directory: str, scratch: str, sockets: dict[int, str], ports: dict[int, tuple[str, int]]
+    ) -> None:
+        self.directory, self.scratch, self.sockets, self.ports = directory, scratch, sockets, ports
+
+    @property
+    def shell(self) -> Shell:
+        raise SkywardError(
+            "this needs a shell on the machines, and the program of a detached run has none: pool.dask(), adding "
+            "packages and replacing machines work in pools that you open yourself."
+        )
+
+    def ended(self, ttl: float) -> str:
+        return ""
+
+    def tell(self, order: Message) -> None:
+        _ = self.shell
+
+    def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
+        _ = self.shell
+
+    def ask(self, order: Message, deadline: float) -> Any:
+        _ = self.shell
+
+    def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
+        return self.ask(ClientToKeeper.DaskScheduler(dict(scheduler)), deadline)
+
+    def end(self, seconds: float) -> bool:
+        return True
+
+    def after_fork(self) -> None:
+        """Nothing to close."""
+
+
+Keeper = KeeperClient | PlacedKeeper
 
 
 def _errors_file() -> IO[bytes]:

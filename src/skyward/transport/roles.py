@@ -12,6 +12,13 @@ __all__ = ["CLIENT", "node_role", "refusal"]
 
 CLIENT = "client"
 
+_KINDS = {
+    **dict.fromkeys(("fetch", "session", "by"), str),
+    **dict.fromkeys(("share", "received", "epoch", "terms", "serial"), int),
+    **dict.fromkeys(("left", "drain"), float),
+    "end": bool,
+}
+
 
 def node_role(node: int) -> str:
     return f"node-{node}"
@@ -23,8 +30,7 @@ def refusal(hello: Any, role: str | None, session: str) -> str | None:
     `session` is how the names of this pool's sessions begin.
     """
     greeting = cast("dict[str, Any]", hello) if isinstance(hello, dict) else {}
-    kinds = {"fetch": str, "share": int, "session": str, "received": int}
-    if not all(type(value) is kinds.get(name) for name, value in greeting.items()):
+    if not all(type(value) is _KINDS.get(name) for name, value in greeting.items()):
         greeting = {}
     match sorted(greeting):
         case ["fetch"]:  # a blob, for another node
@@ -33,7 +39,9 @@ def refusal(hello: Any, role: str | None, session: str) -> str | None:
             allowed = role == node_role(greeting["share"])
         case ["share"]:  # shared collections, for a runner of this computer
             allowed = role is None
-        case ["received", "session"]:
+        case ["by", "drain", "end", "left", "serial", "terms"]:  # of a run's steward: until when the node lives
+            allowed = role in (None, CLIENT)
+        case ["received", "session"] | ["epoch", "received", "session"]:
             allowed = role in (None, CLIENT)
             if allowed and not greeting["session"].startswith(session):
                 return "the session is none of the pool that this node belongs to: this is the client of another pool"

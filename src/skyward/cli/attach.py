@@ -1,0 +1,56 @@
+"""`sky attach`: follows a detached run from where one left."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from skyward.cli.common import add_command
+
+if TYPE_CHECKING:
+    from skyward.pool.run import Run
+
+__all__ = ["add", "follow", "run"]
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "attach",
+        "follow a detached run",
+        "Prints the output of a detached run from where you left, until the run is over. Ctrl-C leaves; the run goes "
+        "on. Any number of terminals may look at a run.",
+        ["sky attach grid", "sky attach grid --all        from the beginning"],
+        "exit status: that of the run's program; 1 if the run ended otherwise, 2 for a wrong command line, 130 after "
+        "Ctrl-C.",
+    )
+    parser.add_argument("name", metavar="NAME", help="the run's name; `sky runs` lists them")
+    parser.add_argument("--all", action="store_true", help="print its output from the beginning")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from skyward.pool.run import Run
+
+    found = Run(arguments.name)
+    try:
+        follow(found, 0 if arguments.all else found.seen)
+    except KeyboardInterrupt:
+        print(f"\nsky: {found.name} goes on. `sky stop {found.name}` ends it.", file=sys.stderr)
+        return 130
+    status = found.status
+    code = "" if status.code is None else f", exit status {status.code}"
+    print(f"sky: {found.name} is over: {status.stage}{code}.", file=sys.stderr)
+    if status.stage == "finished":
+        return 0
+    return status.code if status.stage == "failed" and status.code is not None and status.code > 0 else 1
+
+
+def follow(found: Run, offset: int, until_over: bool = True) -> None:
+    """Prints output from a byte on, and remembers how much was printed."""
+    for piece in found.follow(offset) if until_over else found.output(offset):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        offset += len(piece)
+        found.seen = max(found.seen, offset)

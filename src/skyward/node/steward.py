@@ -1,0 +1,350 @@
+"""Keeps a detached run on node 0: starts its program, keeps journal and output, renews leases, knows the deadline.
+
+    keeper --order, go--> steward --starts--> driver (the user's program)
+    agents <--terms-- steward <--adopt-- driver          a socket in the run's own directory
+                      steward <--stop, status-- viewer   the same socket
+
+It runs no user code, and holds the pool's client identity in memory only. `node/run_table.py` decides; this does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from skyward.node import processes
+from skyward.node.orders import KeeperToClient, RunOrder, written
+from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, RESULTS, RUN
+from skyward.node.run_output import OutputFile
+from skyward.node.run_table import Action, Event, Run
+from skyward.transport import local_sockets
+from skyward.transport.codec import Message
+from skyward.transport.journal import Journal
+from skyward.transport.link import greet
+
+__all__ = ["Agents", "Leases", "main"]
+
+_REACH = 10.0
+_AT_ONCE = 16
+_LONGEST = 3e8
+_CLOSING = 5.0  # before the deadline, beside the pool's grace
+_LONGEST_QUESTION = 1 << 20
+
+
+class Agents(Protocol):
+    """How a run's agents are told something."""
+
+    def tell(self, node: int, word: dict[str, Any]) -> None:
+        """Raises OSError or PermissionError if it was not taken."""
+        ...
+
+
+class Leases:
+    """Tells agents until when they live, in words whose number grows; `end` is the last one."""
+
+    def __init__(self, nodes: Sequence[int], agents: Agents) -> None:
+        self._nodes, self._agents, self._lock = tuple(nodes), agents, threading.Lock()
+        self.epoch, self._serial, self.since = 0, 0, ""
+
+    def tell(self, left: float, drain: float, end: bool = False, nodes: Sequence[int] | None = None) -> dict[int, str]:
+        """Which nodes did not take it, and why."""
+        with self._lock:
+            self._serial += 1
+            word = {"terms": self.epoch, "serial": self._serial, "left": float(left), "drain": float(drain)}
+            word |= {"end": end, "by": self.since}
+        told: tuple[int, ...] = self._nodes if nodes is None else tuple(nodes)
+        with ThreadPoolExecutor(_AT_ONCE, "skyward-terms") as threads:
+            answers = threads.map(partial(self._tell, word), told)
+            return {node: why for node, why in zip(told, answers, strict=True) if why}
+
+    def _tell(self, word: dict[str, Any], node: int) -> str:
+        try:
+            self._agents.tell(node, word)
+        except (OSError, ValueError) as exc:
+            return str(exc) or type(exc).__name__
+        return ""
+
+
+class _Agents:
+    """Over sockets of this computer, or TLS with the pool's client identity."""
+
+    def __init__(self, order: RunOrder) -> None:
+        self._places = {agent["node"]: agent["place"] for agent in order.agents}
+        self._context: Any = None
+        if order.identity is not None:
+            from skyward.transport.certificates import Identity, context
+
+            self._context = context(Identity(**order.identity), server=False)
+
+    def tell(self, node: int, word: dict[str, Any]) -> None:
+        with contextlib.closing(self._connected(node)) as sock:
+            answer = greet(sock, word, time.monotonic() + _REACH)
+        if "refused" in answer:
+            raise PermissionError(answer["refused"])
+
+    def _connected(self, node: int) -> socket.socket:
+        place = self._places[node]
+        if self._context is None:
+            return local_sockets.connect(place[0], _REACH)
+        from skyward.transport.certificates import secure
+        from skyward.transport.roles import node_role
+
+        reached = socket.create_connection((place[0], place[1]), timeout=_REACH)
+        return secure(reached, self._context, _REACH, node_role(node))
+
+
+class _Adoption:
+    """Who has the run's machines: one living process at a time."""
+
+    def __init__(self, order: RunOrder) -> None:
+        self._order, self._lock, self._pid = order, threading.Lock(), 0
+
+    def ask(self, pid: int, wanted: dict[str, Any], epoch: int) -> dict[str, Any]:
+        with self._lock:
+            if self._pid and _lives(self._pid):
+                return {"refused": f"process {self._pid} has the machines of this run. A run has one pool at a time."}
+            other = {name: (value, self._order.wanted.get(name)) for name, value in wanted.items()}
+            differing = [f"{name}={new!r} instead of {old!r}" for name, (new, old) in other.items() if new != old]
+            if differing:
+                text = f"the pool asks for {', '.join(differing)}: the run was started with other machines"
+                return {
+                    "refused": f"{text}. Open the pool that it was started for; a second one cannot be opened here."
+                }
+            self._pid = pid
+            placed = {**self._order.placed, "identity": self._order.identity}
+            return {"epoch": epoch, "placed": placed}
+
+    def release(self, pid: int) -> None:
+        with self._lock:
+            if self._pid == pid:
+                self._pid = 0
+
+
+class Steward:
+    def __init__(self, order: RunOrder, keeper: int, clock: Callable[[], float]) -> None:
+        self._order, self._keeper, self._clock = order, keeper, clock
+        self._run, self._epoch = Run(restarts=order.restarts), 0
+        self._end = clock() + min(order.left, _LONGEST)
+        self._since = clock()  # of the present state
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._driver: subprocess.Popen[bytes] | None = None
+        folder = Path(order.folder)
+        self._journal = Journal(folder / JOURNAL, create=True)
+        self._output = OutputFile(folder / OUTPUT)
+        self._leases = Leases([agent["node"] for agent in order.agents], _Agents(order))
+        self._adoption = _Adoption(order)
+        self._socket = local_sockets.listen(order.socket)
+
+    def serve(self) -> None:
+        self._journal.append({"fact": "head", "time": time.time(), "socket": self._order.socket, **self._order.head})
+        self._raise_epoch()
+        if failed := self._renew():
+            say(KeeperToClient.RunRefused("; ".join(f"node {node}: {why}" for node, why in failed.items())))
+            return
+        for act in (self._hear_keeper, self._accept, self._keep_leases):
+            threading.Thread(target=act, name=f"skyward-{act.__name__.strip('_')}", daemon=True).start()
+        say(KeeperToClient.RunHeld())
+        while self._run.state != "over":
+            self.handle(self._next())
+
+    def handle(self, event: Event) -> None:
+        before = self._run.state
+        self._run, actions = self._run.step(event)
+        if self._run.state != before:
+            self._since = self._clock()
+        for action in actions:
+            self._do(action)
+
+    def _next(self) -> Event:
+        """What happens next, or which time is over."""
+        order, state = self._order, self._run.state
+        limits = {"deadline": self._end - (0.0 if state in ("held", "holding") else order.grace + _CLOSING)}
+        match state:
+            case "held":
+                limits["late"] = self._since + order.go_within
+            case "stopping":
+                limits = {"grace": min(self._since + order.grace + _CLOSING, self._end)}
+            case "holding":
+                limits["hold"] = self._since + order.hold
+            case _:
+                pass
+        name = min(limits, key=limits.__getitem__)
+        try:
+            return self._events.get(timeout=max(0.0, min(limits[name] - self._clock(), 1e6)))
+        except queue.Empty:
+            if state == "stopping":
+                self._since = self._clock()  # once more, should it not be gone
+            return Event(name)  # type: ignore[arg-type]
+
+    def _do(self, action: Action) -> None:
+        match action.act:
+            case "write":
+                self._write(action)
+            case "raise epoch":
+                self._raise_epoch()
+                self._renew()
+            case "start driver":
+                self._start_driver()
+            case "stop driver":
+                self._signal(signal.SIGTERM)
+            case "kill driver":
+                self._signal(signal.SIGKILL)
+            case "end others":
+                here = set(self._order.here)
+                self._tell_end([agent["node"] for agent in self._order.agents if agent["node"] not in here])
+            case "end all":
+                self._tell_end([agent["node"] for agent in self._order.agents])
+
+    def _write(self, action: Action) -> None:
+        fact: dict[str, Any] = {"fact": action.why.partition(":")[0], "time": time.time(), "epoch": self._epoch}
+        if action.why.startswith(("ended", "restarted")):
+            self._output.settle()
+            fact |= {"why": action.why.partition(": ")[2], "code": action.code, "output": self._output.size}
+            fact["result"] = (Path(self._order.folder) / RESULTS / "return").exists()
+        self._output.make_room()
+        self._journal.append(fact)
+        if action.why == "started":
+            say(KeeperToClient.RunStarted())
+
+    def _raise_epoch(self) -> None:
+        """On disk before anybody hears of it: a steward never says a number that it could say again."""
+        self._epoch += 1
+        self._journal.append({"fact": "epoch", "time": time.time(), "epoch": self._epoch})
+        self._leases.epoch = self._epoch
+        self._leases.since = f"start {self._epoch} of the run's program, at {time.strftime('%H:%M:%S')}"
+
+    def _renew(self) -> dict[int, str]:
+        return self._leases.tell(max(0.0, self._end - self._clock()), self._order.drain)
+
+    def _tell_end(self, nodes: Sequence[int]) -> None:
+        if nodes:
+            self._leases.tell(0.0, 0.0, end=True, nodes=nodes)
+
+    def _start_driver(self) -> None:
+        order = self._order
+        env = {**order.env, RUN: order.socket, FOLDER: order.folder, "PYTHONUNBUFFERED": "1"}
+        env["SKYWARD_RESTART"] = str(order.restarts - self._run.restarts)
+        read, write = os.pipe()
+        try:
+            self._driver = subprocess.Popen(
+                order.argv,
+                cwd=order.cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                start_new_session=True,
+                umask=order.umask,
+            )
+        except OSError as exc:
+            os.write(write, f"the program could not be started: {exc}\n".encode())
+            self._events.put(Event("exited", 127))
+        else:
+            threading.Thread(target=self._wait, args=(self._driver,), name="skyward-driver", daemon=True).start()
+        finally:
+            os.close(write)
+        self._output.follow(read)
+
+    def _wait(self, driver: subprocess.Popen[bytes]) -> None:
+        self._events.put(Event("exited", driver.wait()))
+
+    def _signal(self, number: int) -> None:
+        """The program first, and in the end its process group: a child of it may be what stopped it."""
+        if self._driver is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._driver.pid, number) if number == signal.SIGKILL else os.kill(self._driver.pid, number)
+
+    # threads
+
+    def _hear_keeper(self) -> None:
+        for line in sys.stdin.buffer:
+            if line.strip() == b"go":
+                self._events.put(Event("go"))
+
+    def _keep_leases(self) -> None:
+        while True:
+            time.sleep(self._order.lease / 8)
+            self._renew()
+
+    def _accept(self) -> None:
+        while True:
+            sock, _ = self._socket.accept()
+            threading.Thread(target=self._answer, args=(sock,), name="skyward-answer", daemon=True).start()
+
+    def _answer(self, sock: socket.socket) -> None:
+        pid = 0
+        try:
+            with sock, sock.makefile("rb") as file:
+                local_sockets.check_peer(sock)
+                question: dict[str, Any] = json.loads(file.readline(_LONGEST_QUESTION))
+                answer: dict[str, Any] = {"state": self._run.state, "epoch": self._epoch, "now": time.time()}
+                match question.get("do"):
+                    case "adopt":
+                        pid = local_sockets.peer_pid(sock)
+                        answer = self._adoption.ask(pid, question["wanted"], self._epoch)
+                        pid = 0 if "refused" in answer else pid
+                    case "stop":
+                        self._events.put(Event("stop"))
+                    case _:
+                        answer["left"] = self._end - self._clock()
+                sock.sendall(json.dumps(answer).encode() + b"\n")
+                if pid:
+                    file.read()  # until its pool is closed, or it has ended
+        except (OSError, ValueError, KeyError, AttributeError):
+            pass  # whoever asked has gone, or is none of ours
+        finally:
+            if pid:
+                self._adoption.release(pid)
+
+
+def _lives(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}") and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def say(message: Message) -> None:
+    try:
+        os.write(1, written(message) + b"\n")
+    except OSError:
+        pass  # whoever submitted the run has left
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A handler, since the program would inherit that a signal is ignored."""
+
+
+def boot_clock() -> float:
+    """Seconds that go on while a computer sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def main() -> None:
+    keeper = os.getppid()
+    processes.die_with_parent(keeper)
+    processes.rename("skyward-steward")
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, _ignore)
+    order = RunOrder(**json.loads(sys.stdin.buffer.readline()))
+    try:
+        steward = Steward(order, keeper, boot_clock)
+    except OSError as exc:
+        say(KeeperToClient.RunRefused(f"the run's folder {order.folder} cannot be used: {exc}"))
+        return
+    steward.serve()
+
+
+if __name__ == "__main__":
+    main()

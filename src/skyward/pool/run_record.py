@@ -1,0 +1,81 @@
+"""What this computer knows of a detached run that it submitted: where its folder is, in a run of `history/runs.py`.
+
+<state>/runs/<name>/journal     facts: run, open, submitted, handed, running; locked while it is submitted
+<state>/runs/<name>/seen        how many bytes of its output `sky attach` has shown
+<state>/runs/<name>/folder      the run's folder (node/run_folder.py), if its node 0 is this computer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import InvalidArgument
+from skyward.history import runs
+from skyward.transport.journal import Journal
+
+__all__ = ["KIND", "RunRecord", "create", "find"]
+
+KIND = "detached"
+_SEEN = "seen"
+
+
+class RunRecord:
+    def __init__(self, name: str, path: Path, facts: dict[str, dict[str, Any]]) -> None:
+        self.name, self.path, self.facts = name, path, facts
+        """`facts`: the last one of each kind."""
+
+    @property
+    def seen(self) -> int:
+        try:
+            return int((self.path / _SEEN).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    @seen.setter
+    def seen(self, offset: int) -> None:
+        part = self.path / f"{_SEEN}.{os.getpid()}"
+        with contextlib.suppress(OSError):  # then it is shown once more
+            part.write_text(str(offset))
+            part.rename(self.path / _SEEN)
+
+
+class Submission(RunRecord):
+    """A record while the run is submitted: locked by this process."""
+
+    def __init__(self, name: str, path: Path, held: Journal) -> None:
+        super().__init__(name, path, {})
+        self._held = held
+
+    def write(self, fact: str, **values: Any) -> None:
+        self.facts[fact] = {"fact": fact, "time": time.time(), **values}
+        self._held.append(self.facts[fact])
+
+    def close(self) -> None:
+        self._held.close()
+
+    def drop(self) -> None:
+        """Forgets it: it never became a run."""
+        self._held.close()
+        runs.drop(runs.find(self.name))
+
+
+def create(name: str) -> Submission:
+    """Begins a submission; an error if there is a run of this name."""
+    if any(run.name == name for run in runs.runs()):
+        raise InvalidArgument(
+            f"there is a run {name} already. Choose another name, or remove the old one: `sky runs drop {name}`."
+        )
+    opened = runs.open_run(name, KIND)
+    return Submission(name, opened.path, opened.journal)
+
+
+def find(name: str) -> RunRecord:
+    found = runs.find(name)
+    if found.kind != KIND:
+        raise InvalidArgument(f"{name} is no detached run, but a run of kind {found.kind!r}.")
+    facts, _ = found.facts()
+    return RunRecord(name, found.path, {str(fact.get("fact")): fact for fact in facts})

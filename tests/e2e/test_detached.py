@@ -1,0 +1,295 @@
+"""Detached runs on this computer: they go on without the process that submitted them, and end by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from skyward.cli.main import main
+from skyward.errors import InvalidArgument
+from skyward.pool.run import Run
+from skyward.transport.journal import content, read
+from tests.support.leftovers import leftover_processes
+from tests.support.waiting import until
+
+PROGRAM = """
+import os, sys, time
+import skyward as sky
+
+@sky.compute
+def square(x):
+    print("body", x, flush=True)
+    return x * x
+
+if __name__ == "__main__":
+    with sky.ComputePool(nodes=2, console=False, history=False) as pool:
+{body}
+    print("the end", flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A state of its own for each test, and nothing that is left running."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    yield
+    until(lambda: not leftover_processes(), 120)
+
+
+def program(body: str) -> str:
+    text = "\n".join(f"        {line}" for line in dedent(body).strip().splitlines())
+    Path("train.py").write_text(PROGRAM.format(body=text))
+    return "train.py"
+
+
+def submit(*words: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """`sky run --detach` in a process of its own; `before` is run in it first."""
+    code = f"import sys\n{before}\nfrom skyward.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "run", "--detach", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def text_of(run: Run) -> str:
+    return b"".join(run.output()).decode()
+
+
+def test_a_run_goes_on_when_whoever_submitted_it_is_gone() -> None:
+    file = program("for i in range(5):\n    time.sleep(0.1)\n    print(square(i) >> pool, flush=True)")
+    done = submit(file, "--name", "grid")
+    assert done.returncode == 0, done.stderr
+    assert "sky attach grid" in done.stdout
+    run = Run("grid")
+    status = run.wait(120)
+    assert (status.stage, status.code) == ("finished", 0)
+    lines = text_of(run).splitlines()
+    assert [line for line in lines if line.isdigit()] == ["0", "1", "4", "9", "16"]
+    assert lines[-1] == "the end"
+
+
+def test_the_program_may_open_its_pool_again_but_not_two_at_a_time() -> None:
+    file = program("print(square(2) >> pool)")
+    Path(file).write_text(
+        Path(file)
+        .read_text()
+        .replace(
+            '    print("the end", flush=True)',
+            dedent("""
+            with sky.ComputePool(nodes=2, console=False, history=False) as pool:
+                print("again", square(3) @ pool, flush=True)
+                try:
+                    sky.ComputePool(nodes=2, console=False, history=False).open()
+                except sky.errors.PoolClosed as exc:
+                    print("refused:", exc)
+            try:
+                sky.ComputePool(nodes=3, console=False, history=False).open()
+            except sky.errors.PoolClosed as exc:
+                print("refused:", exc)
+            """).replace("\n", "\n    "),
+        )
+    )
+    assert submit(file, "--name", "twice").returncode == 0
+    run = Run("twice")
+    assert run.wait(120).stage == "finished", text_of(run)
+    text = text_of(run)
+    assert "again [9, 9]" in text
+    assert "A run has one pool at a time" in text
+    assert "asks for nodes=3 instead of 2" in text
+
+
+def test_the_pool_of_sky_run_is_detached_with_a_program_that_opens_none(capfd: pytest.CaptureFixture[str]) -> None:
+    source = "import skyward as sky\n\n@sky.compute\ndef f(x):\n    return x + 1\n\nprint(f(1) @ pool)\n"
+    Path("plain.py").write_text(source)
+    assert submit("plain.py", "--nodes", "2", "--console", "silent").returncode == 0
+    assert main(["attach", "plain"]) == 0
+    assert "[2, 2]" in capfd.readouterr().out
+    assert main(["attach", "plain"]) == 0
+    assert "[2, 2]" not in capfd.readouterr().out, "it continues where one left"
+    assert main(["attach", "plain", "--all"]) == 0
+    assert "[2, 2]" in capfd.readouterr().out
+
+
+def test_the_example_of_the_guide_runs_detached() -> None:
+    example = Path(__file__).parents[2] / "examples" / "guides" / "31_detached_runs.py"
+    assert submit(str(example), "--name", "example").returncode == 0
+    run = Run("example")
+    assert run.wait(120).stage == "finished", text_of(run)
+    assert "[0, 1, 4, 9]" in text_of(run)
+
+
+def test_a_program_that_fails_is_a_failed_run_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    file = program("raise ValueError('no data')")
+    assert submit(file, "--name", "fails").returncode == 0
+    run = Run("fails")
+    status = run.wait(120)
+    assert (status.stage, status.code) == ("failed", 1)
+    assert "ValueError: no data" in text_of(run)
+    assert main(["attach", "fails"]) == 1
+    assert main(["runs"]) == 0
+    assert "failed" in capfd.readouterr().out
+    assert main(["runs", "drop", "fails"]) == 0
+    with pytest.raises(InvalidArgument, match="there is no run"):
+        Run("fails")
+
+
+def test_a_program_that_fails_is_started_again_as_often_as_was_said() -> None:
+    file = program(
+        "print('start', os.environ['SKYWARD_RESTART'], square(3) >> pool, flush=True)\n"
+        "if os.environ['SKYWARD_RESTART'] != '2':\n    os._exit(3)"
+    )
+    assert submit(file, "--name", "again", "--restarts", "2").returncode == 0
+    run = Run("again")
+    status = run.wait(180)
+    assert (status.stage, status.restarts) == ("finished", 2)
+    assert [line for line in text_of(run).splitlines() if line.startswith("start")] == [
+        "start 0 9",
+        "start 1 9",
+        "start 2 9",
+    ]
+
+
+def test_stopping_a_run_lets_its_program_clean_up() -> None:
+    file = program(
+        "try:\n    print('ready', flush=True)\n    time.sleep(600)\nfinally:\n    print('clean', flush=True)"
+    )
+    assert submit(file, "--name", "long").returncode == 0
+    run = Run("long")
+    until(lambda: "ready" in text_of(run), 120)
+    with pytest.raises(InvalidArgument, match="is not over"):
+        run.check_over()
+    assert run.stop().stage == "stopped"
+    assert "clean" in text_of(run)
+
+
+def test_a_run_whose_time_is_over_ends() -> None:
+    source = Path(program("time.sleep(600)")).read_text().replace("history=False", "history=False, ttl=20, grace=1")
+    Path("train.py").write_text(source)
+    assert submit("train.py", "--name", "short").returncode == 0
+    assert Run("short").wait(120).stage == "expired"
+
+
+def test_a_run_whose_steward_is_killed_is_lost_and_nothing_of_it_stays() -> None:
+    file = program("print('ready', flush=True)\ntime.sleep(600)")
+    assert submit(file, "--name", "lost").returncode == 0
+    run = Run("lost")
+    until(lambda: "ready" in text_of(run), 120)
+    (steward,) = [line for line in leftover_processes() if "node.steward" in line]
+    os.kill(int(steward.partition(":")[0]), signal.SIGKILL)
+    until(lambda: run.status.stage == "lost")
+    until(lambda: not leftover_processes(), 120)
+
+
+STEPS = {
+    "the record": ("skyward.pool.run_record", "Submission.write"),
+    "the machines": ("skyward.pool.detached", "place_nodes"),
+    "the steward": ("skyward.setup.keeper_client", "KeeperClient.hold"),
+    "the start": ("skyward.setup.keeper_client", "KeeperClient.go"),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_submission_that_is_killed_leaves_a_whole_run_or_nothing(step: str, when: str) -> None:
+    module, name = STEPS[step]
+    holder, _, attribute = f"module.{name}".rpartition(".")
+    killed = dedent(f"""
+        import os, sys, importlib
+        import skyward.pool.detached, skyward.setup.hosts
+        for each in (skyward.pool.detached, skyward.setup.hosts):
+            each.LOCAL_LEASE = 5.0
+        skyward.pool.detached._GO_WITHIN = 3.0
+        module = importlib.import_module({module!r})
+        real = {holder}.{attribute}
+        def dies(*args, **named):
+            if {when!r} == "after":
+                real(*args, **named)
+            os.kill(os.getpid(), 9)
+        {holder}.{attribute} = dies
+        """)
+    file = program("print(square(3) >> pool, flush=True)")
+    assert submit(file, "--name", "cut", before=killed).returncode == -9
+    if (step, when) == ("the start", "after"):
+        run = Run("cut")
+        assert run.wait(120).stage == "finished"
+        assert "9" in text_of(run).splitlines()
+        return
+    until(lambda: not leftover_processes(), 180)
+    if (step, when) != ("the record", "before") or Path("state/runs/cut").exists():
+        assert Run("cut").status.over or not Path("state/runs/cut").exists()
+        assert "9" not in text_of(Run("cut")).splitlines()
+
+
+def test_what_would_need_this_computer_is_refused_at_submission(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("remote.py").write_text("import skyward as sky\nwith sky.ComputePool(provider=sky.Join()):\n    pass\n")
+    assert main(["run", "--detach", "remote.py"]) == 1
+    assert "a detached run with Join is not possible yet" in capsys.readouterr().err
+    assert main(["runs"]) == 0
+    assert "no run has kept anything" in capsys.readouterr().out
+
+
+def test_a_name_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    file = program("pass")
+    assert submit(file, "--name", "grid").returncode == 0
+    Run("grid").wait(120)
+    done = submit(file, "--name", "grid")
+    assert done.returncode == 1
+    assert "there is a run grid already" in done.stderr
+
+
+def test_a_process_that_the_program_starts_does_not_take_its_machines() -> None:
+    file = program(
+        """
+        import subprocess
+        code = "import skyward as sky; sky.ComputePool(nodes=2, console=False).open()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        print("child:", "one pool at a time" in done.stderr, square(4) >> pool, flush=True)
+        """
+    )
+    assert submit(file, "--name", "child").returncode == 0
+    run = Run("child")
+    assert run.wait(120).stage == "finished", text_of(run)
+    assert "child: True 16" in text_of(run)
+
+
+def test_a_long_time_after_the_submission_the_machines_are_still_there() -> None:
+    """The lease of a local run is renewed by its steward, also while the program has no pool."""
+    shorter = (
+        "import skyward.pool.detached, skyward.setup.hosts\n"
+        "for each in (skyward.pool.detached, skyward.setup.hosts):\n    each.LOCAL_LEASE = 4.0"
+    )
+    file = program("print('ready', flush=True)")
+    text = Path(file).read_text()
+    again = "    time.sleep(12)\n    with sky.ComputePool(nodes=2, console=False, history=False) as pool:\n"
+    again += "        print('still', square(5) @ pool, flush=True)\n"
+    Path(file).write_text(text.replace('    print("the end"', again + '    print("the end"'))
+    began = time.monotonic()
+    assert submit(file, "--name", "idle", before=shorter).returncode == 0
+    run = Run("idle")
+    assert run.wait(180).stage == "finished", text_of(run)
+    assert time.monotonic() - began > 12
+    assert "still [25, 25]" in text_of(run)
+
+
+def test_the_folder_and_the_socket_of_a_run_are_its_users_alone() -> None:
+    """SEC-37."""
+    file = program("print('ready', flush=True)\ntime.sleep(600)")
+    assert submit(file, "--name", "mine").returncode == 0
+    run = Run("mine")
+    until(lambda: "ready" in text_of(run), 120)
+    folder = Path("state/runs/mine/folder").resolve()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()} == {0o600}
+    (head,) = [fact for fact in read(content(folder / "journal"))[0] if fact["fact"] == "head"]
+    socket = Path(head["socket"])
+    assert socket.stat().st_mode & 0o777 == 0o600
+    assert socket.parent.stat().st_mode & 0o777 == 0o700
+    assert run.stop().over
