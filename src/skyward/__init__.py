@@ -51,9 +51,11 @@ __all__ = [
     "Transfer",
     "Worker",
     "accelerators",
+    "attach",
     "barrier",
     "compute",
     "counter",
+    "detach",
     "errors",
     "event",
     "events",
@@ -102,6 +104,7 @@ _NAMES = {
     "skyward.node.shared.names": "barrier counter dict event lock queue set",
     "skyward.node.stdio": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
+    "skyward.pool.run": "attach detach",
     "skyward.pool.replay": "replay",
     "skyward.providers": "AWS Dask Join Kubernetes Local Ray SSH Slurm",
 }
@@ -139,6 +142,7 @@ if TYPE_CHECKING:
     from skyward.node.stdio import CallbackWriter, redirect_output, silent, stderr, stdout
     from skyward.pool.pool import ComputePool, plan
     from skyward.pool.replay import replay
+    from skyward.pool.run import attach, detach
     from skyward.providers import AWS, SSH, Dask, Join, Kubernetes, Local, Ray, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
 

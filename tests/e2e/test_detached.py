@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from textwrap import dedent
 
 import pytest
 
+import skyward as sky
 from skyward.cli.main import main
-from skyward.errors import InvalidArgument
+from skyward.errors import InvalidArgument, SkywardError
 from skyward.pool.run import Run
 from skyward.transport.journal import content, read
 from tests.support.leftovers import leftover_processes
@@ -293,3 +295,69 @@ def test_the_folder_and_the_socket_of_a_run_are_its_users_alone() -> None:
     assert socket.stat().st_mode & 0o777 == 0o600
     assert socket.parent.stat().st_mode & 0o777 == 0o700
     assert run.stop().over
+
+
+DETACH = """
+import os, sys
+import skyward as sky
+
+@sky.compute
+def double(x):
+    return 2 * x
+
+class Lacking(Exception):
+    pass
+
+def work(base, fail=False):
+    values = [double(base + n) >> sky for n in range(3)]
+    if fail:
+        raise Lacking("no such data", base)
+    return {"values": values, "both": double(1) @ sky, "process": os.getpid()}
+
+if __name__ == "__main__":
+    pool = sky.ComputePool(nodes=2, console=False, history=False)
+    sky.detach(work, 10, fail=sys.argv[2] == "fail", pool=pool, name=sys.argv[1])
+    os.kill(os.getpid(), 9)
+"""
+
+
+def detached(name: str, *words: str) -> None:
+    Path("notebook.py").write_text(DETACH)
+    done = subprocess.run([sys.executable, "notebook.py", name, *words], capture_output=True, timeout=300, check=False)
+    assert done.returncode == -9, done.stderr.decode()
+
+
+def test_a_function_returns_its_value_to_another_process() -> None:
+    detached("value", "return")
+    found = sky.attach("value").result(timeout=120)
+    assert found["values"] == [20, 22, 24]
+    assert found["both"] == [2, 2]
+    assert found["process"] != os.getpid()
+
+
+def test_a_function_raises_its_own_exception_in_another_process() -> None:
+    detached("error", "fail")
+    run = sky.attach("error")
+    with pytest.raises(Exception, match="no such data") as caught:
+        run.result(timeout=120)
+    assert type(caught.value).__name__ == "Lacking"
+    assert "raise Lacking" in "".join(caught.value.__notes__)
+    assert (run.status.stage, run.status.code) == ("failed", 1)
+
+
+def test_a_result_that_cannot_be_pickled_is_a_failure_that_says_so() -> None:
+    run = sky.detach(threading.Lock, pool=sky.ComputePool(console=False, history=False), name="lock")
+    with pytest.raises(SkywardError, match="returned a lock that cannot be pickled"):
+        run.result(timeout=120)
+
+
+def test_a_program_has_no_result_and_says_what_it_has() -> None:
+    file = program("print('only this')")
+    assert submit(file, "--name", "plain").returncode == 0
+    with pytest.raises(SkywardError, match="no return value, only its output"):
+        Run("plain").result(timeout=120)
+
+
+def test_a_compute_function_is_not_detached() -> None:
+    with pytest.raises(InvalidArgument, match="a plain function is wanted"):
+        sky.detach(sky.compute(len), "x")

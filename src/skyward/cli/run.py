@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import re
 import sys
 import time
 import traceback
@@ -93,6 +92,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     from skyward.cli.plan import run_program
     from skyward.errors import InvalidArgument
     from skyward.pool.detached import Program, submit
+    from skyward.pool.run_record import free_name
 
     if line is None:
         pool = make_pool(arguments)
@@ -107,9 +107,9 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
         pool = stopped[0].pool
     words = [word for name in _OPTIONS for word in _option(name, getattr(arguments, name))]
     title = " ".join([path.name, *arguments.rest])
-    program = Program(["run", str(path), *words, "--", *arguments.rest], os.getcwd(), title, {})
+    program = Program("skyward", ["run", str(path), *words, "--", *arguments.rest], os.getcwd(), title)
     began = time.monotonic()
-    record = submit(pool, arguments.name or _free_name(path.stem), program, restarts=arguments.restarts)
+    record = submit(pool, arguments.name or free_name(path.stem), program, restarts=arguments.restarts)
     until = time.strftime(
         "%a %b %d, %H:%M", time.localtime(record.facts["handed"]["time"] + record.facts["handed"]["left"])
     )
@@ -123,17 +123,6 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
 def _option(name: str, given: Any) -> list[str]:
     values: list[Any] = given if name in _REPEATED else [given] if given else []
     return [word for value in values for word in (f"--{name}", str(value))]
-
-
-def _free_name(stem: str) -> str:
-    from itertools import count
-
-    from skyward.history.runs import runs
-
-    taken = {run.name for run in runs()}
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
-    return next(name for name in names if name not in taken)
 
 
 def own_pool_line(source: bytes) -> int | None:

@@ -49,6 +49,8 @@ class RunOrder:
     socket: str
     """Where it listens for the driver and for viewers."""
     argv: list[str]
+    payload: str
+    """What the driver reads on its standard input, in base64; empty if it has none."""
     cwd: str
     env: dict[str, str]
     """The driver's environment, all of it."""

@@ -9,6 +9,7 @@ It runs no user code, and holds the pool's client identity in memory only. `node
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -238,12 +239,13 @@ class Steward:
         env = {**order.env, RUN: order.socket, FOLDER: order.folder, "PYTHONUNBUFFERED": "1"}
         env["SKYWARD_RESTART"] = str(order.restarts - self._run.restarts)
         read, write = os.pipe()
+        stdin = self._input()
         try:
             self._driver = subprocess.Popen(
                 order.argv,
                 cwd=order.cwd,
                 env=env,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=write,
                 stderr=write,
                 start_new_session=True,
@@ -256,7 +258,19 @@ class Steward:
             threading.Thread(target=self._wait, args=(self._driver,), name="skyward-driver", daemon=True).start()
         finally:
             os.close(write)
+            if stdin >= 0:
+                os.close(stdin)
         self._output.follow(read)
+
+    def _input(self) -> int:
+        """What the driver reads, in memory: it may hold secrets."""
+        if not self._order.payload:
+            return subprocess.DEVNULL
+        made = os.memfd_create("skyward-call")
+        with open(made, "wb", closefd=False) as file:
+            file.write(base64.b64decode(self._order.payload))
+        os.lseek(made, 0, os.SEEK_SET)
+        return made
 
     def _wait(self, driver: subprocess.Popen[bytes]) -> None:
         self._events.put(Event("exited", driver.wait()))
@@ -304,6 +318,7 @@ class Steward:
                 sock.sendall(json.dumps(answer).encode() + b"\n")
                 if pid:
                     file.read()  # until its pool is closed, or it has ended
+                    self._adoption.release(pid)  # before it hears that we have let go
         except (OSError, ValueError, KeyError, AttributeError):
             pass  # whoever asked has gone, or is none of ours
         finally:

@@ -6,6 +6,7 @@ steward ends everything unless `go` comes within a minute. So nothing has two ow
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import threading
@@ -40,18 +41,20 @@ __all__ = ["Program", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
+_MOST_PAYLOAD = 64 << 20
 
 
 @dataclass(frozen=True)
 class Program:
     """What a run executes, with the interpreter of the nodes."""
 
+    module: str
     argv: Sequence[str]
     cwd: str
     title: str
     """What people call it, such as `train.py --epochs 3`."""
-    env: Mapping[str, str]
-    """Variables beside those of the image."""
+    payload: bytes = b""
+    """What it reads on its standard input."""
 
 
 def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0, hold: float = 0.0) -> RunRecord:
@@ -59,6 +62,11 @@ def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0,
     handing = threading.Event()
     context = replace(pool._context(), handing=handing)  # pyright: ignore[reportPrivateUsage] - same folder
     _refuse(context)
+    if len(program.payload) > _MOST_PAYLOAD:
+        raise InvalidArgument(
+            f"the function and its arguments have {len(program.payload) >> 20:,} MB; a detached run takes "
+            f"{_MOST_PAYLOAD >> 20} MB. Have the function read large data from files."
+        )
     record = run_record.create(name)
     record.write("submitted", pool=pool.name, program=program.title, provider=context.provider.name)
     try:
@@ -119,11 +127,12 @@ def _order(
         {"node": node, "place": [path] if (path := each.keeper.sockets.get(node)) else list(each.keeper.ports[node])}
         for node, each in sorted(fleet.by_node.items())
     ]
-    env = {**inherited(os.environ), **host.env, **revealed(context.image.env), **program.env}
+    env = {**inherited(os.environ), **host.env, **revealed(context.image.env)}
     return RunOrder(
         folder=str(folder),
         socket=os.path.join(host.keeper.scratch, "steward"),
-        argv=[_python(host.env), "-P", "-m", "skyward", *program.argv],
+        argv=[_python(host.env), "-P", "-m", program.module, *program.argv],
+        payload=base64.b64encode(program.payload).decode(),
         cwd=program.cwd,
         env=env,
         umask=0o022,  # the keeper names the user's own

@@ -255,6 +255,9 @@ class ComputePool(Collections, Mistakes):
         budget: float | None = None,
         allow_nested: bool = False,
     ) -> None:
+        given = dict(locals())
+        del given["self"]
+        self.given: dict[str, Any] = given  # for `sky.detach`, which makes it again elsewhere
         self._candidates = chosen_specs(
             specs,
             provider,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from skyward.api.compute import Compute
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.history import runs
 from skyward.node import run_folder
-from skyward.node.run_folder import JOURNAL, OUTPUT
+from skyward.node.run_folder import JOURNAL, OUTPUT, RESULTS
 from skyward.pool import run_record
+from skyward.pool.run_call import Call, outcome, packed
 from skyward.transport import journal
 
-__all__ = ["Run", "RunStatus"]
+if TYPE_CHECKING:
+    from skyward.pool.pool import ComputePool
+
+__all__ = ["Run", "RunStatus", "attach", "detach"]
 
 _LOOK = 0.2
 _STOPPING = 60.0
+_LAST = 2000
 
 Stage = Literal["submitting", "running", "stopping", "finished", "failed", "stopped", "expired", "lost"]
 
@@ -111,6 +118,19 @@ class Run:
             time.sleep(_LOOK)
         return status
 
+    def result(self, timeout: float | None = None) -> Any:
+        """What the function of `sky.detach` returned; its exception is raised. Waits until the run is over."""
+        status = self.wait(timeout)
+        content = b""
+        while piece := run_folder.piece(self._folder, f"{RESULTS}/return", len(content)):
+            content += piece
+        if content and status.stage in ("finished", "failed"):
+            return outcome(content)
+        if status.stage == "finished":
+            raise SkywardError(f"the run {self.name} is finished; a program has no return value, only its output.")
+        last = b"".join(self.output())[-_LAST:].decode("utf-8", "replace")
+        raise SkywardError(f"the run {self.name} is {status.stage} and has returned nothing. It printed last:\n{last}")
+
     def stop(self) -> RunStatus:
         """Ends it: its program is told (SIGTERM), then killed after the pool's grace; machines are released."""
         if not self.status.over and self._ask({"do": "stop"}) is None and not self.status.over:
@@ -146,3 +166,43 @@ class Run:
             return run_folder.ask(self._record.facts["handed"]["socket"], question)
         except (OSError, ValueError):
             return None
+
+
+def attach(name: str) -> Run:
+    """The detached run `name` of this computer, whoever submitted it."""
+    return Run(name)
+
+
+def detach(
+    fn: Callable[..., object],
+    /,
+    *args: Any,
+    pool: ComputePool | None = None,
+    name: str | None = None,
+    restarts: int = 0,
+    **kwargs: Any,
+) -> Run:
+    """Runs `fn(*args, **kwargs)` without this program, which may end; returns when the function has been started.
+
+    Args:
+        fn: a function that sends calls, as a program does: `>> sky` and `@ sky` mean the pool.
+        args: its arguments.
+        pool: the pool that is open while it runs, as `sky.ComputePool(...)`, not opened. Default: this computer.
+        name: what the run is called, for `sky.attach` and `sky runs`. Default: the function's name.
+        restarts: how often the function is started again if it raises. Default: 0.
+        kwargs: its arguments by name.
+    """
+    from skyward.pool.detached import Program, submit
+    from skyward.pool.pool import ComputePool
+
+    if isinstance(fn, Compute) or not callable(fn):
+        raise InvalidArgument(
+            "sky.detach(fn, ...): a plain function is wanted, which sends calls to the pool: `def main(): "
+            "train(1) >> sky`, then `sky.detach(main)`."
+        )
+    used = ComputePool() if pool is None else pool
+    called = getattr(fn, "__name__", "run")
+    call = packed(Call(fn, args, kwargs, used.given))
+    program = Program("skyward.pool.run_call", [], os.getcwd(), f"{called}()", call)
+    record = submit(used, name or run_record.free_name(called), program, restarts=restarts)
+    return Run(record.name)

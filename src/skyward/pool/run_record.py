@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from skyward.errors import InvalidArgument
 from skyward.history import runs
 from skyward.transport.journal import Journal
 
-__all__ = ["KIND", "RunRecord", "create", "find"]
+__all__ = ["KIND", "RunRecord", "create", "find", "free_name"]
 
 KIND = "detached"
 _SEEN = "seen"
@@ -61,6 +63,14 @@ class Submission(RunRecord):
         """Forgets it: it never became a run."""
         self._held.close()
         runs.drop(runs.find(self.name))
+
+
+def free_name(wanted: str) -> str:
+    """A name that no run has, made from what was wanted."""
+    taken = {run.name for run in runs.runs()}
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wanted).strip(".-") or "run"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    return next(name for name in names if name not in taken)
 
 
 def create(name: str) -> Submission:

@@ -5,6 +5,7 @@ submission: hosts --described--> steward              the run's program: steward
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -74,8 +75,10 @@ class Adoption:
         return secure(socket.create_connection(place, timeout=_REACH), self._tls, _REACH, node_role(node))
 
     def release(self) -> None:
-        """The run's program may open its pool again."""
-        self._sock.close()
+        """Returns when the run's program may open its pool again."""
+        with contextlib.suppress(OSError), self._sock:
+            self._sock.shutdown(socket.SHUT_WR)
+            self._sock.recv(1)  # nothing: the steward has closed it
 
 
 def adopt(context: PoolContext) -> AdoptedLease:

@@ -228,6 +228,8 @@ class KeeperClient:
         self._messages.put(None)
         if self._left:
             self._process.wait()
+            stdout.close()
+            self._errors.close()
 
     def _failure(self) -> BootstrapError:
         if self._nonsense:
