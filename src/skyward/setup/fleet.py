@@ -32,8 +32,8 @@ from skyward.machines.parallel import each
 from skyward.machines.replacement import Joining, Missing, Replacements, Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.node.orders import ClientToKeeper
-from skyward.setup.env.local import prepare
 from skyward.setup.adoption import AdoptedLease, Adoption, described
+from skyward.setup.env.local import prepare
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout, find_layout, newcomer_blocked, replacement_address
 from skyward.setup.node_settings import (
