@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +132,30 @@ def test_an_error_in_a_group_loses_nothing_that_had_finished(
     assert counted() == ["1", "2", "3", "3"]
 
 
+def test_a_process_that_dies_loses_nothing_that_had_finished(
+    pool: sky.ComputePool, counted: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    path, switch = str(tmp_path / "counted"), tmp_path / "fixed"
+
+    @sky.compute
+    def deadly(x: int) -> int:
+        with open(path, "a") as file:
+            file.write(f"{x}\n")
+        if x == 3 and not switch.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    calls = [deadly(x) for x in range(3)]
+    assert sky.gather(*calls, resume="deadly") >> pool == (0, 1, 2)
+    for _ in range(2):
+        with pytest.raises(sky.SkywardError):
+            _ = sky.gather(*calls, deadly(3), resume="deadly") >> pool
+    assert counted() == ["0", "1", "2", "3", "3"]
+    switch.touch()
+    assert pool.map(deadly, range(5), resume="deadly") == [0, 1, 2, 3, 4]
+    assert counted() == ["3", "4"]
+
+
 def test_a_result_is_kept_as_it_came_whatever_the_program_does_with_it(
     pool: sky.ComputePool, counted: Callable[[], list[str]]
 ) -> None:
@@ -185,20 +210,24 @@ def test_a_map_without_resume_makes_no_fingerprint_and_no_file(
     assert not runs.runs()
 
 
-def run_map(folder: Path, kept: int) -> subprocess.CompletedProcess[str]:
+def run_map(folder: Path, kept: int, number: int = signal.SIGKILL) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "SKYWARD_STATE": str(folder / "state"), "PYTHONPATH": str(root)}
-    command, place = [sys.executable, resumed_map.__file__, str(kept)], folder / str(kept)
+    command, place = [sys.executable, resumed_map.__file__, str(kept), str(int(number))], folder / str(kept)
     place.mkdir()
     return subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_map_that_is_killed_computes_each_missing_item_once_when_it_starts_again(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "number"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (3, signal.SIGINT)])
+def test_a_map_that_is_ended_computes_each_missing_item_once_when_it_starts_again(
+    seed: int, number: int, tmp_path: Path
+) -> None:
     chance = random.Random(seed)
     kept = 0
     for moment in sorted(chance.randrange(1, resumed_map.COUNT - 50) for _ in range(2)):
-        assert run_map(tmp_path, moment).returncode == -9
+        ended = run_map(tmp_path, moment, number)
+        assert ended.returncode != 0, ended.stdout
+        assert "AssertionError" not in ended.stderr
         kept = moment
     ended = run_map(tmp_path, resumed_map.COUNT)
     assert ended.returncode == 0, ended.stderr

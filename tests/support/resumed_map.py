@@ -1,4 +1,6 @@
-"""A program with a map that is resumed: it kills itself when so many results are kept, and says how many were left."""
+"""A program with a map that is resumed: it sends itself a signal when so many results are kept, and says how many were
+left.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,21 @@ def sample(number: int) -> tuple[int, str]:
     return number * number, "x" * (number % 50)
 
 
-def kill_self(journal: Path, kept: int) -> None:
+def end_self(journal: Path, kept: int, number: int) -> None:
     while True:
         time.sleep(0.001)
         if journal.exists() and journal.read_bytes().count(b'"fact":"result"') >= kept:
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), number)
+            return
 
 
-def main(kept: int) -> None:
+def main(kept: int, number: int) -> None:
     journal = Path(os.environ["SKYWARD_STATE"]) / "runs" / "sweep" / "journal"
     with sky.ComputePool(nodes=2, console=False) as pool:
         left: list[int] = []
         pool.on_event(lambda e: isinstance(e, sky.events.Notice) and left.append(_left(e.text)))
         if kept < COUNT:
-            threading.Thread(target=kill_self, args=(journal, kept), daemon=True).start()
+            threading.Thread(target=end_self, args=(journal, kept, number), daemon=True).start()
         found = pool.map(sample, range(COUNT), resume="sweep")
     assert found == [(number * number, "x" * (number % 50)) for number in range(COUNT)]
     print(max(left))
@@ -45,4 +48,4 @@ def _left(text: str) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -62,7 +62,7 @@ def surroundings(image: Image, plugins: Sequence[str]) -> dict[str, object]:
     return {
         "Python": ".".join(map(str, image.python_version)),
         "packages of the image": (image.environment_hash, locked),
-        "variables of the image": without_secrets(image.env),  # tokens are replaced, and change no result
+        "variables of the image": sorted(without_secrets(image.env).items()),  # new tokens change no result
         "plugins": tuple(plugins),
     }
 
