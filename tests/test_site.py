@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 INNER = {  # names that the reference leaves out: for Skyward itself, unless a comment says otherwise
     "ComputePool": {"run_async", "submit_all"},  # deprecated
     "PendingCompute": {"label", "kept", "args", "fn", "kwargs", "chunk"},
-    "PendingComputeGroup": {"return_exceptions", "timeout", "progress", "items"},
+    "PendingComputeGroup": {"return_exceptions", "timeout", "progress", "items", "resume"},
     "CallbackWriter": {"flush", "writable"},  # as every text file has them
     **{name: {"kind"} for name in sky.__all__ if name.startswith("Shared")},
 }

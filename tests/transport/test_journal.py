@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from skyward.transport.journal import Journal, Tail, content, line, parsed, read
+from tests.support.forked import run_forked
 
 
 def written(path: Path, count: int) -> list[dict[str, Any]]:
@@ -61,10 +61,7 @@ def test_one_process_writes_and_a_fork_of_it_does_not(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", create=True)
     with pytest.raises(BlockingIOError):
         Journal(tmp_path / "j", create=False)
-    child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(0 if not journal.is_open else 1))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    assert run_forked(lambda: os._exit(1 if journal.is_open else 0)) == 0
     journal.append({"fact": "still here"})
     journal.close()
     with pytest.raises(ValueError, match="closed"):
