@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.errors import InvalidArgument, TaskCrashed, TaskTimeout
+from skyward.errors import InvalidArgument, PluginError, TaskCrashed, TaskTimeout
 from skyward.history import failed_calls
 from skyward.history.failed_calls import Kept
 from skyward.history.store import entries
@@ -486,3 +487,20 @@ def test_the_command_goes_on_in_the_python_of_the_program(pool: sky.ComputePool,
         write(path, shared, pieces)
     assert "started by another" in done.stderr
     assert "it failed as on the node: ZeroDivisionError" in done.stderr
+
+
+def test_a_plugins_hook_that_fails_when_the_pool_opens_is_reproduced(state: Path) -> None:
+    @contextmanager
+    def around(info: sky.InstanceInfo) -> Iterator[None]:
+        if info.rank == 1:
+            raise Broken(1, "in the hook")
+        yield
+
+    with pytest.raises(PluginError) as failed:
+        with sky.ComputePool(nodes=2, console=False, plugins=[sky.Plugin.create("mine").with_around_app(around)]):
+            pass
+    again = Replay(failed.value)
+    assert again.rank == 1
+    ended = again.run(shown=False)
+    assert again.compared(ended)[0].endswith("Broken: 1 in the hook")
+    assert frames(ended.verdict.error["traceback"]) == frames(again.call.error) != []

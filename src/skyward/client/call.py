@@ -31,7 +31,7 @@ from skyward.transport.pickle_errors import StaysHere
 from skyward.transport.streams import Consumer, Producer
 from skyward.transport.threads import run_in_thread
 
-__all__ = ["Call", "CallFuture", "Packed", "discard", "is_light", "unpacked"]
+__all__ = ["Call", "CallFuture", "Packed", "discard", "is_light", "new_id", "unpacked"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -161,6 +161,11 @@ class Packed:
     owner: int = field(default_factory=os.getpid)
 
 
+def new_id() -> str:
+    """An id that no other call of this program has, and hardly one of another."""
+    return f"{_PREFIX}{next(_COUNT):08x}"
+
+
 class Call:
     """One call on its way."""
 
@@ -215,7 +220,7 @@ class Call:
         retries: int,
         user: UserCode | None = None,
     ) -> None:
-        self.id = f"{_PREFIX}{next(_COUNT):08x}"
+        self.id = new_id()
         self.name = pending.name
         self.chunk = pending.chunk
         watched = user is not None and user.listeners.any()

@@ -22,7 +22,7 @@ from skyward.transport import blobs
 from skyward.transport.exceptions import noted
 from skyward.transport.frames import nbytes
 
-__all__ = ["FailedCalls", "holds_secret"]
+__all__ = ["FailedCalls", "holds_secret", "rerun_note"]
 
 log = logging.getLogger("skyward.history")
 
@@ -36,6 +36,10 @@ _WITH_SECRET = "its function or its arguments hold a sky.Secret"
 Shared = Callable[[], tuple[PoolOfCalls, Sequence[bytes | memoryview]]]
 Place = Callable[[int], tuple[str, NodeFacts]]
 """Of a node: `instance_info` of its first process, and what the node is like."""
+
+
+def rerun_note(call: str) -> str:
+    return f"`sky replay {call}` runs it again on this computer, with --pdb in the debugger."
 
 
 class FailedCalls:
@@ -68,7 +72,7 @@ class FailedCalls:
         self._store.retain(call.uploads)
         self._waiting.append((made, call.pieces, _Files(call.uploads, call.about.get("blobs", {}))))
         if error is not None:
-            noted(error, f"`sky replay {id}` runs it again on this computer, with --pdb in the debugger.")
+            noted(error, rerun_note(id))
 
     def _refusal(self, call: Call, size: int) -> str:
         """Why a call is not kept; empty if it is."""

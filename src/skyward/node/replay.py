@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import pickle
 import re
 import resource
 import signal
@@ -37,6 +38,7 @@ __all__ = ["main"]
 
 _GRACE = 5.0  # a body that does not get back to Python after its time limit is ended then
 _BACKENDS = ("nccl",)
+_NOTHING = [pickle.dumps(None)]
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -77,6 +79,8 @@ class _Replay:
                 if not self._order.body:
                     sys.stdin.read()  # until the call has ended in the other process
                     return Verdict(kind="done"), ()
+                if not self._pieces:
+                    return Verdict(kind="done"), _NOTHING  # it was a hook that failed
                 self._bodies.decorators.append(_stopping_at_the_first)
                 broadcast = self._about.get("gang")
                 with call_context(self._call.id, self._call.attempt, threads=False, broadcast=broadcast):

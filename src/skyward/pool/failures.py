@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,13 +15,17 @@ from typing import TYPE_CHECKING
 from skyward.api.context import PoolContext
 from skyward.api.image import mask
 from skyward.api.secret import without_secrets
-from skyward.node.failed_call import NodeFacts, PoolOfCalls
+from skyward.errors import PluginError
+from skyward.node.failed_call import FailedCall, NodeFacts, PoolOfCalls
+from skyward.transport import exceptions
 
 if TYPE_CHECKING:
     from skyward.history.recorder import Recorder
     from skyward.setup.fleet import Fleet
 
-__all__ = ["keep_failed_calls"]
+__all__ = ["keep_failed_calls", "keep_failed_hook"]
+
+log = logging.getLogger("skyward.history")
 
 
 def keep_failed_calls(
@@ -36,6 +42,35 @@ def keep_failed_calls(
     fleet.engine.on_failed = failed.failed
     recorder.meanwhile = failed.flush
     steps.callback(failed.close)  # before the directory of large arguments is removed
+
+
+def keep_failed_hook(
+    recorder: Recorder | None, limit: int, context: PoolContext, fleet: Fleet, error: PluginError
+) -> None:
+    """Keeps that a plugin's hook failed on a node when the pool was opened, as a call without a function."""
+    if recorder is None or not limit or error.hook != "around_app":
+        return
+    from skyward.client.call import new_id
+    from skyward.client.failed_calls import rerun_note
+    from skyward.history.failed_calls import KeptCalls
+
+    about, kept, node, id = _Pool(context, fleet), KeptCalls(recorder.path.parent, limit), error.node or 0, new_id()
+    try:
+        info, facts = about.place(node)
+        shared, pieces = about.shared()
+        secret = f"the hooks of {error.plugin} hold a sky.Secret" if error.plugin in shared.left_out else ""
+        rank = node if error.rank is None else error.rank
+        call = FailedCall(
+            id=id, name=f"around_app of {error.plugin}", arguments="", time=time.time(), outcome="error", node=node,
+            error=exceptions.as_text(error), rank=rank, attempt=0, group=id, refused=secret, info=info, facts=facts,
+        )  # fmt: skip
+        kept.keep_pool(shared, pieces)
+        kept.keep(call, (), {})
+    except (OSError, KeyError, IndexError) as exc:  # a full disk, or the node had not got so far
+        log.info("the failed hook is not kept: %s", exc)
+        return
+    if not secret:
+        exceptions.noted(error, rerun_note(id))
 
 
 @dataclass(frozen=True)

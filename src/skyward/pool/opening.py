@@ -149,12 +149,17 @@ def open_nodes(
     watchdog: Watchdog,
     state: PoolState,
     close: Callable[[], None],
+    hook_failed: Callable[[PoolContext, Fleet, PluginError], None],
     steps: ExitStack,
 ) -> Fleet:
     from skyward.setup.fleet import Fleet
 
     fleet = Fleet(context, lease, plugin_commands(context.plugins, context.cluster), watchdog, steps)
-    fleet.open(max(context.provision_timeout, context.image.bootstrap_timeout))
+    try:
+        fleet.open(max(context.provision_timeout, context.image.bootstrap_timeout))
+    except PluginError as exc:
+        hook_failed(context, fleet, exc)
+        raise
     tell = partial(_summary, context, lease.pool, fleet.engine, state)
     steps.enter_context(StacksSocket(fleet.store.directory, context.name, fleet.engine.stacks, tell, close))
     return fleet

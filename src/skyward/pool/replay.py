@@ -95,7 +95,7 @@ class Ended:
         """One line: type and message."""
         verdict = self.verdict
         if verdict.kind == "error":
-            return ": ".join(filter(None, (verdict.error["type"], str(verdict.error["message"]).partition("\n")[0])))
+            return summary("error", str(verdict.error["traceback"]))
         return "" if verdict.kind == "done" else str(self._error()).partition("\n")[0]
 
     def value(self) -> Any:
@@ -189,7 +189,7 @@ class Replay:
         if not ended.failed:
             return [f"it returned here. On the node it failed: {before}"]
         now = ended.summary()
-        if now.partition(":")[0] != before.partition(":")[0]:
+        if _kind(now) != _kind(before):
             told = [f"it failed here in another way: {now}", f"on the node: {before}"]
             missing = _MISSING.match(now)
             return [*told, f"{missing[1]} is not on this computer"] if missing else told
@@ -344,6 +344,11 @@ class Replay:
 
 def _tell(text: str) -> None:
     print(f"replay: {text}", file=sys.stderr, flush=True)
+
+
+def _kind(summary: str) -> str:
+    """The name of an exception's class, from its first line."""
+    return summary.partition(":")[0].rpartition(".")[2]
 
 
 def _public(version: str) -> str:
