@@ -7,7 +7,9 @@ steward ends everything unless `go` comes within a minute. So nothing has two ow
 from __future__ import annotations
 
 import base64
+import getpass
 import os
+import re
 import sys
 import threading
 import time
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
     from skyward.setup.fleet import Fleet
 
-__all__ = ["Program", "submit"]
+__all__ = ["Program", "ends_at_logout", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
@@ -165,3 +167,21 @@ def _refuse(context: PoolContext) -> None:
             f"a detached run with {context.provider.name} is not possible yet: it works with sky.Local(). Leave "
             "--detach out, and start the program inside tmux or screen."
         )
+    if ends_at_logout():
+        raise InvalidArgument(
+            "this computer ends what you run when you log out (KillUserProcesses=yes in logind.conf), a detached run "
+            "too. Allow it once: `loginctl enable-linger`."
+        )
+
+
+def ends_at_logout(root: Path = Path("/")) -> bool:
+    """Whether logind would end a run when its user logs out; `setup/env/scripts/check.sh` asks hosts the same."""
+    if not (root / "run/systemd/system").is_dir() or os.geteuid() == 0:  # root's processes are exempt by default
+        return False
+    folders = [root / "usr/lib/systemd", root / "etc/systemd"]
+    files = [folder / "logind.conf" for folder in folders]
+    files += [path for folder in folders for path in sorted((folder / "logind.conf.d").glob("*.conf"))]
+    texts = "\n".join(path.read_text(errors="replace") for path in files if path.is_file())
+    told = re.findall(r"^KillUserProcesses=(\S+)", texts, re.MULTILINE)
+    kills = bool(told) and told[-1].lower() in ("yes", "true", "on", "1")
+    return kills and not (root / "var/lib/systemd/linger" / getpass.getuser()).exists()
