@@ -20,6 +20,8 @@ def test_output_is_kept_as_it_came(tmp_path: Path) -> None:
     file.settle()
     assert (tmp_path / "output").read_bytes() == b"one\n\x00two"
     assert file.size == 8
+    file.end()
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
 
 
 def test_of_too_much_output_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class SimSteward(Steward):
         self._run, self._epoch = Run(restarts=order.restarts), 0
         self._end, self._since = world.now + order.left, world.now
         self._journal: Any = SimpleNamespace(append=world.journal.append)
-        self._output: Any = SimpleNamespace(settle=lambda: None, make_room=lambda: None, size=0)
+        self._output: Any = SimpleNamespace(settle=lambda: None, make_room=lambda: None, end=lambda: None, size=0)
         self._leases = Leases([agent["node"] for agent in order.agents], world)
         self._adoption = _Adoption(order)
 

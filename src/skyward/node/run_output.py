@@ -51,6 +51,10 @@ class OutputFile:
             self._reserve.unlink(missing_ok=True)
             self._full = False
 
+    def end(self) -> None:
+        """Nothing is written any more: the reserve is of no use."""
+        self._reserve.unlink(missing_ok=True)
+
     def write(self, data: bytes) -> None:
         if self.size + len(data) <= self._most and not self._full and self._append(data):
             return

@@ -217,6 +217,8 @@ class Steward:
             fact["result"] = (Path(self._order.folder) / RESULTS / "return").exists()
         self._output.make_room()
         self._journal.append(fact)
+        if action.why.startswith("ended"):
+            self._output.end()
         if action.why == "started":
             say(KeeperToClient.RunStarted())
 
