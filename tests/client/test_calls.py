@@ -16,7 +16,7 @@ from skyward.client.call import Call
 from skyward.client.calls import CALLS, ClientCalls
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost, PoolClosed, SkywardError
-from skyward.node.protocol import Returned
+from skyward.node.protocol import ClientToAgent, Close, Returned
 
 STATES = sorted({state for state, _ in CALLS})
 EVENTS = sorted({event for _, event in CALLS})
@@ -178,8 +178,9 @@ def effects_on(call: Call, actions: list[Action]) -> set[str]:
     found: set[str] = set()
     for action in actions:
         match action:
-            case Post(_, messages, _):
-                found |= {f"post {message[0]}" for message in messages if message[1] == call.id}
+            case Post(_, messages):
+                raw = [message.encoded()[0] for message in messages]
+                found |= {f"post {message[0]}" for message in raw if message[1] == call.id}
             case Settle(of, _) if of is call:
                 found.add("settle")
             case Fail(of, error) if of is call:
@@ -246,7 +247,7 @@ def test_calls_for_one_node_share_a_frame() -> None:
     bench.make_short()
     calls = [made() for _ in range(3)]
     posts = [action for action in bench.submit(*calls) if isinstance(action, Post)]
-    assert [(post.node, [message[:2] for message in post.messages]) for post in posts] == [
+    assert [(post.node, [message.encoded()[0][:2] for message in post.messages]) for post in posts] == [
         (0, [["call", call.id] for call in calls])
     ]
 
@@ -309,7 +310,7 @@ def test_a_doubtful_failure_waits_for_a_peer_that_may_be_lost_and_gives_way_to_i
 def test_closing_a_stream_stops_a_body_that_does_not_end_by_itself() -> None:
     bench, call = sent(0)
     did = bench.calls.stream_closed(call, bench.now)
-    assert did == [Post(0, [["close", call.id, 0]], [])]
+    assert did == [Post(0, [Close(call.id)])]
     assert bench.turn(2.9) == []
     assert "post cancel" in effects_on(call, bench.turn(0.2))
 
@@ -318,7 +319,8 @@ def test_closing_a_stream_stops_a_body_that_does_not_end_by_itself() -> None:
 
 
 def asked(actions: list[Action]) -> list[Any]:
-    return [m for action in actions if isinstance(action, Post) for m in action.messages if m[0] == "ask"]
+    messages = [message for action in actions if isinstance(action, Post) for message in action.messages]
+    return [message.encoded()[0] for message in messages if isinstance(message, ClientToAgent.Ask)]
 
 
 def test_a_node_is_asked_about_a_call_of_which_nothing_was_heard_for_long() -> None:

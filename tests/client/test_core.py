@@ -11,7 +11,7 @@ from skyward.client.actions import Fail, Post
 from skyward.client.call import Call
 from skyward.client.core import VERDICTS, Core
 from skyward.errors import NodeLost
-from skyward.node.protocol import AgentToClient
+from skyward.node.protocol import AgentToClient, ClientToAgent
 from tests.support.agent_calls import Bench
 from tests.support.plans import StillMachines, plan_of_two
 
@@ -51,10 +51,11 @@ def test_a_call_whose_argument_cannot_be_sent_is_cancelled_with_a_reason_that_th
     core.submit([call], 100.0)
     did = core.calls.unsendable(0, "blob", OSError("gone"), 101.0)
     (cancel,) = [message for action in did if isinstance(action, Post) for message in action.messages]
+    assert isinstance(cancel, ClientToAgent.Cancel)
 
     bench = Bench()
     waiting = bench.take(call.id, {"blob"})
-    bench.did = bench.calls.cancel(waiting.id, cancel[2], cancel[3], bench.now)
+    bench.did = bench.calls.cancel(waiting.id, cancel.reason, cancel.grace, bench.now)
     assert [message[0] in VERDICTS for message in bench.messages()] == [True]
 
 
@@ -82,7 +83,7 @@ def test_a_head_whose_agent_was_restarted_before_it_had_named_ports_is_asked_aga
     core.broken(0, 100.1)
     did = core.attached(0, restarted=True, now=100.2)
     posted = [action.messages for action in did if isinstance(action, Post) and action.node == 0]
-    assert [message[0] for messages in posted for message in messages] == ["ports"]
+    assert [type(message) for messages in posted for message in messages] == [ClientToAgent.Ports]
 
 
 def test_a_broadcast_waits_longer_for_nodes_that_start_their_runners_again_than_for_one_without_a_connection() -> None:

@@ -12,6 +12,7 @@ from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction,
 from skyward.client.connections import NodeEnded
 from skyward.client.nodes import NODES, Node, Nodes
 from skyward.errors import AcceleratorMismatch, BootstrapError
+from skyward.node.protocol import ClientToAgent, Info
 from tests.support.plans import StillMachines, plan_of_two
 
 STATES = sorted({state for state, _ in NODES})
@@ -156,9 +157,10 @@ def effects(bench: Bench, actions: list[NodeAction]) -> set[str]:
                 found.add("renounce")
             case Lose(1, _):
                 found.add("lose calls")
-            case Post(1, [["setup", settings, 1]], _):
+            case Post(1, [ClientToAgent.Setup(settings, [_])]):
                 assert settings["generation"] == bench.generation
-                assert [a.messages[0][0] for a in actions if isinstance(a, Post) and a.node == 0] == ["info"]
+                told = [action.messages[0] for action in actions if isinstance(action, Post) and action.node == 0]
+                assert [type(message) for message in told] == [Info]
                 found.add("set up")
             case _:
                 pass
@@ -362,7 +364,7 @@ def test_ports_that_were_asked_for_before_the_last_time_make_no_runners() -> Non
     last = bench.generation + 2
     assert bench.nodes.on_ports(PORTS, last - 1, bench.now) == []
     posted = [action for action in bench.nodes.on_ports(PORTS, last, bench.now) if isinstance(action, Post)]
-    assert [action.messages[0][0] for action in posted] == ["setup", "setup"]
+    assert [type(action.messages[0]) for action in posted] == [ClientToAgent.Setup] * 2
 
 
 @pytest.mark.parametrize("gang", [False, True])
@@ -380,7 +382,8 @@ def test_a_machine_that_is_not_what_was_asked_for_gets_no_runner_and_no_successo
     if gang:
         bench.generation += 1
         actions += bench.nodes.on_ports(PORTS, bench.generation, bench.now)
-    assert not any(isinstance(action, Post) and action.messages[0][0] == "setup" for action in actions)
+    setups = [a for a in actions if isinstance(a, Post) and isinstance(a.messages[0], ClientToAgent.Setup)]
+    assert not setups
     told = [type(action.event) for action in actions if isinstance(action, Emit)]
     assert told == [events.NodeUp, events.NodeDown, events.Notice]  # once, and in this order
     assert (bench.node.state, bench.node.gone) == ("lost", str(error))

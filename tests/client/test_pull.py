@@ -163,7 +163,7 @@ def test_a_link_leads_out_by_more_steps_up_than_it_is_deep(path: str, target: st
 
 def test_a_lost_node_and_a_closed_pool_end_the_wait() -> None:
     posted: list[Any] = []
-    transfers = Transfers(lambda node, messages, buffers: posted.append((node, messages)))
+    transfers = Transfers(lambda node, messages: posted.append((node, messages)))
     first, second, third = (transfers.ask(node, {"do": "look", "path": "x"}) for node in (0, 1, 1))
     transfers.lost(0, "it is gone")
     with pytest.raises(TransferError, match=r"'x' on node 0: the node is lost \(it is gone\). What was copied stays"):
@@ -179,7 +179,7 @@ def test_a_lost_node_and_a_closed_pool_end_the_wait() -> None:
 def test_what_is_asked_while_the_pool_closes_is_answered() -> None:
     """A thread that found the pool open may ask just after it was closed."""
     posted: list[Any] = []
-    transfers = Transfers(lambda node, messages, buffers: posted.append((node, messages)))
+    transfers = Transfers(lambda node, messages: posted.append((node, messages)))
     transfers.close()
     with pytest.raises(PoolClosed):
         transfers.ask(0, {"do": "look", "path": "x"}).next()
@@ -187,7 +187,7 @@ def test_what_is_asked_while_the_pool_closes_is_answered() -> None:
 
 
 def test_answers_without_end_break_the_link() -> None:
-    transfers = Transfers(lambda node, messages, buffers: None)
+    transfers = Transfers(lambda node, messages: None)
     transfers.ask(0, {"do": "scan", "path": "x"})
     with pytest.raises(Malformed):
         for _ in range(10_000):

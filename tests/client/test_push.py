@@ -27,7 +27,7 @@ class FarEnd:
         self._cache.shared = False
         self._node = NodeFiles(self._cache, self._look, self._answered)
         self._node.cwd = str(self.files)
-        self._transfers = Transfers(lambda node, messages, buffers: self._ordered(messages))
+        self._transfers = Transfers(lambda node, messages: self._ordered(messages))
         self._lost, self._paths, self.sent = lost, list[tuple[str, str]](), list[str]()
 
     def ask_files(self, node: int, order: dict[str, Any]) -> Answers:
@@ -47,8 +47,8 @@ class FarEnd:
         self._cache.discard([name])
 
     def _ordered(self, messages: list[Any]) -> None:
-        for _, request, order, _ in messages:
-            self._node._from_client_files(request, order)
+        for message in messages:
+            self._node.ordered(message)
 
     def _look(self) -> None:
         self._node.look()

@@ -10,7 +10,7 @@ import pytest
 
 from skyward.client.shared import ClientShared
 from skyward.errors import SharedLost
-from skyward.node.protocol import AgentToClient
+from skyward.node.protocol import Share
 from tests.support.fake_nodes import FakePool
 from tests.support.waiting import until
 
@@ -18,9 +18,9 @@ from tests.support.waiting import until
 def test_what_a_node_says_for_its_own_processes_is_passed_on() -> None:
     posted: list[Any] = []
     shared = ClientShared(lambda *each: posted.append(each), 3, lambda: "")
-    shared.asked(AgentToClient.Share("1/token/runner", ["open", "rank 1", 1, 0], []), 1, 0.0)
-    shared.asked(AgentToClient.Share("2/token/runner", ["answer", 1, "", "", None, 0], []), 0, 0.0)
-    assert [to for to, _, _ in posted] == [0, 2]
+    shared.asked(Share("1/token/runner", ["open", "rank 1", 1, 0], []), 1, 0.0)
+    shared.asked(Share("2/token/runner", ["answer", 1, "", "", None, 0], []), 0, 0.0)
+    assert [to for to, _ in posted] == [0, 2]
 
 
 @pytest.mark.parametrize("asker", ["client", "2/token/runner", "0/token/runner", "11/token/runner", ""])
@@ -29,7 +29,7 @@ def test_a_node_cannot_ask_for_the_client_or_for_another_node(asker: str) -> Non
     posted: list[Any] = []
     shared = ClientShared(lambda *each: posted.append(each), 3, lambda: "")
     with pytest.raises(ValueError, match="not one of its processes"):
-        shared.asked(AgentToClient.Share(asker, ["open", "the client", None, 0], []), 1, 0.0)
+        shared.asked(Share(asker, ["open", "the client", None, 0], []), 1, 0.0)
     assert posted == []
 
 
@@ -38,7 +38,7 @@ def test_while_node_0_is_gone_every_question_is_told_so_at_once() -> None:
     gone = ["its agent died too often"]
     shared = ClientShared(lambda *each: posted.append(each), 3, lambda: gone[0])
     shared.lost(0, None, gone[0])
-    assert [(to, [message[0] for message in messages]) for to, messages, _ in posted] == [
+    assert [(to, [message.encoded()[0][0] for message in messages]) for to, messages in posted] == [
         (1, ["head", "lost"]),
         (2, ["head", "lost"]),
     ]
@@ -48,19 +48,19 @@ def test_while_node_0_is_gone_every_question_is_told_so_at_once() -> None:
             shared.channel().ask("event", "e", "wait", [])
     assert posted == []
     question = ["ask", 5, "", "counter", "c", "add", [1], None, 0]
-    shared.asked(AgentToClient.Share("2/token/runner", question, []), 2, 0.0)
-    [(to, [[kind, asker, answer, _]], _)] = posted
-    assert (to, kind, asker, answer[:2], answer[3]) == (2, "share", "2/token/runner", ["answer", 5], "lost")
+    shared.asked(Share("2/token/runner", question, []), 2, 0.0)
+    [(to, [share])] = posted
+    assert (to, share.asker, share.message[:2], share.message[3]) == (2, "2/token/runner", ["answer", 5], "lost")
     posted.clear()
     gone[0] = ""
-    shared.asked(AgentToClient.Share("2/token/runner", question, []), 2, 0.0)
-    assert [to for to, _, _ in posted] == [0]
+    shared.asked(Share("2/token/runner", question, []), 2, 0.0)
+    assert [to for to, _ in posted] == [0]
 
 
 def test_who_waits_when_node_0_is_lost_is_told_so() -> None:
     gone = [""]
 
-    def post(number: int, messages: list[Any], buffers: list[Any]) -> None:
+    def post(number: int, messages: list[Any]) -> None:
         if number == 0:  # the question is on its way
             gone[0] = "it was taken away"
             shared.lost(0, None, gone[0])

@@ -10,6 +10,7 @@ from skyward.client.actions import Emit, Post, Stall
 from skyward.client.call import Call
 from skyward.client.stalls import StallWatch, Surveys
 from skyward.errors import Stalled
+from skyward.node.protocol import ClientToAgent
 
 TORCH = [["/home/me/train.py", 31, "train"], ["/env/site-packages/torch/distributed/distributed_c10d.py", 9, "barrier"]]
 SLEEP = [["/home/me/train.py", 12, "train"]]
@@ -52,7 +53,7 @@ class Pool:
     def _turn(self) -> None:
         for action in self.watch.turn(self.still, self.groups, lambda node: True, self.now):
             match action:
-                case Post(node, [[_, request, ids, _]], _):
+                case Post(node, [ClientToAgent.Where(request, ids)]):
                     self.asked += 1
                     self.surveys.answered(node, request, self._bodies(node, ids))
                 case Emit(events.BroadcastStalled(text=text)):

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from skyward.client.output import Lines
 from skyward.errors import BootstrapError
 from skyward.machines import ledger
-from skyward.node.agent import CHECKS as AGENT_CHECKS
 from skyward.node.greeting import Refused, checked_greeting
-from skyward.node.protocol import AgentToClient, ClientToAgent
+from skyward.node.protocol import AgentToClient, Run
 from skyward.providers.aws import notices
 from skyward.setup.keeper_client import _parsed
 from skyward.transport import includes, journal
@@ -170,7 +169,7 @@ def test_greetings_are_good_or_refused(greeting: Any, about: dict[str, Any]) -> 
 @given(st.text(max_size=14), metadata, st.integers(0, 3))
 def test_calls_are_good_or_malformed(id: str, about: dict[str, Any], buffers: int) -> None:
     try:
-        AGENT_CHECKS["call"](ClientToAgent.call(id, about, buffers), [b""] * buffers)
+        decoder(Run)(["call", id, about, buffers], [b""] * buffers)
     except Malformed:
         pass
 

@@ -34,10 +34,8 @@ from skyward.api.compute import Chunk, Compute, PendingCompute
 from skyward.client.packing import Packing
 from skyward.errors import InvalidArgument, NotSerializable, SharedTimeout, SharedTooLarge
 from skyward.node import orders, protocol
-from skyward.node.agent import CHECKS as AGENT_CHECKS
 from skyward.node.body import Bodies, RunnerCall
-from skyward.node.protocol import AgentToClient, Blobs, ClientToAgent, Exited, Returned, RunnerToAgent
-from skyward.node.receiver import Check, Direction, Receiver, is_number, split
+from skyward.node.protocol import AgentToClient, Blobs, ClientToAgent, Exited, Returned, Run, RunnerToAgent
 from skyward.node.shared import protocol as shared_protocol
 from skyward.node.shared.channel import Channel, pack_value, unpack_value
 from skyward.node.shared.handles import (
@@ -63,15 +61,6 @@ FUZZ = settings.get_profile("fuzz")
 ID = "0123456789ab"
 
 
-def receiver(link: type[Direction], checks: dict[str, Check] | None = None) -> Receiver:
-    """One that takes every message of a link, and does nothing with it."""
-    made: dict[str, Any] = {}
-    for kind, fields in link.kinds().items():
-        exec(f"def _from_{link.sender}_{kind}(self, {', '.join(fields)}): return None", made)
-    methods = {name: value for name, value in made.items() if name.startswith("_from_")}
-    return Receiver(link, type("Sink", (), methods)(), checks=checks)
-
-
 def carried(messages: Any, buffers: Any, most_header: int | None = None) -> tuple[Any, list[Any]]:
     """Messages as they come out of a frame."""
     return decoded(b"".join(map(bytes, encode(messages, buffers, most_header))), most_header)
@@ -93,20 +82,11 @@ def decoded(data: bytes, most_header: int | None = None) -> tuple[Any, list[Any]
     return header, list(map(bytes, views))
 
 
-TO_AGENT = receiver(ClientToAgent, AGENT_CHECKS)
-
-
-def arrives(to: Receiver, message: list[Any], buffers: Any = ()) -> None:
-    """Sends a message; raises Malformed if the receiver refuses it."""
-    for heard, its_buffers in split(*carried([message], list(buffers))):
-        to.hear(heard, its_buffers)
-
-
 def comes(link: type[codec.Direction], message: codec.Message) -> None:
     """Sends a message; raises Malformed if the receiver refuses it."""
     raw, buffers = message.encoded()
     assert link.messages()[raw[0]] is type(message)
-    for heard, its_buffers in split(*carried([raw], list(buffers), FROM_NODE if link is AgentToClient else None)):
+    for heard, its_buffers in codec.split(*carried([raw], list(buffers), FROM_NODE if link is AgentToClient else None)):
         assert codec.decoder(type(message))(heard, its_buffers).encoded()[0] == heard
 
 
@@ -164,8 +144,7 @@ def test_every_call_that_can_be_made_is_taken(
         [call] = packing.calls([made], 3)
     except (InvalidArgument, NotSerializable):
         return
-    message = ClientToAgent.call(ID, call.about, len(call.pieces))
-    arrives(TO_AGENT, message, call.pieces)
+    comes(ClientToAgent, Run(ID, call.about, call.pieces))
 
 
 @FUZZ
@@ -178,11 +157,10 @@ def test_every_limit_that_a_pool_takes_is_taken_by_its_nodes(grace: Any, most: A
         check_limits(1.0, grace, most, default, None)
     except InvalidArgument:
         return
-    arrives(TO_AGENT, ClientToAgent.bye(grace))
-    arrives(TO_AGENT, ClientToAgent.cancel(ID, "cancelled", grace))
-    assert is_number(grace)
-    assert is_number(most)
-    assert default is None or is_number(default)
+    comes(ClientToAgent, ClientToAgent.Bye(grace))
+    comes(ClientToAgent, ClientToAgent.Cancel(ID, "cancelled", grace))
+    for limit in (most, 0.0 if default is None else default):
+        comes(ClientToAgent, ClientToAgent.Bye(limit))
 
 
 class Ends:
@@ -250,99 +228,17 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 amounts = st.floats(0, 1e300) | whole
 named = st.dictionaries(texts, texts, max_size=2)
 blobs_of = st.dictionaries(st.just("0"), st.tuples(texts, whole), max_size=1)
-errors = st.fixed_dictionaries(
-    {"type": texts, "message": texts, "traceback": texts}, optional={"notes": st.lists(texts, max_size=2)}
-)
-BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
-    "str": texts,
-    "bool": st.booleans(),
-    "int": whole,
-    "float": finite,
-    "dict[str, Any]": named,
-    "Mapping[str, Any]": named,
-    "dict[str, str]": named,
-    "dict[str, tuple[str, int]]": st.dictionaries(texts, st.tuples(texts, whole), max_size=2),
-    "list[Any]": st.lists(whole, max_size=2),
-    "list[int]": st.lists(whole, max_size=2),
-    "list[str]": st.lists(texts, max_size=2),
-    "list[dict[str, Any]]": st.lists(named, max_size=2),
-    "Sequence[Mapping[str, Any]]": st.lists(named, max_size=2),
-    "Message": st.just(["gone", "why", 0]),
-    "OldMessage": st.just(["gone", "why", 0]),
-    "Any": anything.filter(lambda value: not contains_bytes(value)),
-}
-calls = st.fixed_dictionaries(
-    {"name": texts, "fn": texts, "split": st.just(0), "attempt": whole},
-    optional={
-        "timeout": st.none() | finite,
-        "streams": st.lists(texts, max_size=2),
-        "gang": texts,
-        "keep": texts,
-        "each": st.booleans(),
-        "place": whole,
-        "blobs": blobs_of,
-    },
-)
-INSIDE: dict[tuple[type[Direction], str], dict[str, st.SearchStrategy[Any]]] = {
-    (ClientToAgent, "call"): {"id": st.just(ID), "metadata": calls},
-    (ClientToAgent, "blob"): {"buffers": st.just(1)},
-}
-"""What is in fields into which the receiver looks; the rest follows from their types."""
-CHECKS: dict[type[Direction], dict[str, Check]] = {ClientToAgent: AGENT_CHECKS}
-LINKS: list[type[Direction]] = [
-    link
-    for module in (protocol, shared_protocol)
-    for link in vars(module).values()
-    if inspect.isclass(link) and link.__bases__ == (Direction,)
-]
-TYPED: list[type[codec.Direction]] = [
+LINKS: list[type[codec.Direction]] = [
     link
     for module in (protocol, orders, shared_protocol)
     for link in vars(module).values()
     if inspect.isclass(link) and link.__bases__ == (codec.Direction,)
-]
-KINDS = [
-    pytest.param(link, made, kind, id=f"{link.__name__}.{kind}")
-    for link in LINKS
-    for made in link.kinds()
-    for kind in [made]
 ]
 
 
 def contains_bytes(value: Any) -> bool:
     """Whether something has bytes in it, which are no part of messages."""
     return isinstance(value, bytes) or (isinstance(value, list | tuple) and any(map(contains_bytes, value)))  # pyright: ignore[reportUnknownArgumentType] - any parts
-
-
-@st.composite
-def messages(draw: st.DrawFn, link: type[Direction], made: str, kind: str) -> tuple[list[Any], list[bytes]]:
-    """A message of this kind with anything that its sender may put into it, and its buffers."""
-    make: Callable[..., list[Any]] = getattr(link, made)
-    inside, fields = dict(INSIDE.get((link, made), {})), dict[str, Any]()
-    for name, parameter in inspect.signature(make).parameters.items():
-        known, none = parameter.annotation.removesuffix(" | None"), parameter.annotation.endswith(" | None")
-        strategy = inside[name] if name in inside else st.integers(0, 3) if name == "buffers" else BY_TYPE[known]
-        fields[name] = draw(st.none() | strategy if none else strategy)
-    count = fields.get("buffers", 0)
-    return make(**fields), draw(st.lists(st.binary(max_size=20), min_size=count, max_size=count))
-
-
-@pytest.mark.parametrize(("link", "made", "kind"), KINDS)
-@settings(FUZZ, max_examples=max(15, FUZZ.max_examples // 200))
-@given(data=st.data())
-def test_what_the_encoder_accepts_the_decoder_accepts(
-    link: type[Direction], made: str, kind: str, data: st.DataObject
-) -> None:
-    """One property for every message: of any kind, between any two processes, over what carries it there."""
-    message, buffers = data.draw(messages(link, made, kind))
-    to = receiver(link, CHECKS.get(link))
-    most_header = None
-    try:
-        sent = b"".join(map(bytes, encode([message], buffers, most_header)))
-    except ValueError:
-        return  # a number of thousands of digits: the sender's error
-    for heard, its_buffers in split(*decoded(sent, most_header)):
-        to.hear(heard, its_buffers)
 
 
 def values_of(hint: Any, extras: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
@@ -363,7 +259,7 @@ def values_of(hint: Any, extras: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]
     if origin is list:
         return st.lists(values_of(parts[0]), min_size=length.least, max_size=min(length.most, 2 + length.least))
     if origin is dict:
-        return st.dictionaries(texts, values_of(parts[1]), max_size=2)
+        return st.dictionaries(texts, values_of(parts[1]), max_size=min(length.most, 2))
     if is_typeddict(hint):
         hints = get_type_hints(hint, include_extras=True)
         optional = {name: values_of(each) for name, each in hints.items() if get_origin(each) is NotRequired}
@@ -390,12 +286,14 @@ def typed_messages(draw: st.DrawFn, message: type[codec.Message]) -> codec.Messa
         fields["items"] = [draw(st.just(1) | st.tuples(st.just(1), st.just({"blobs": {"0": ("a", 1)}})))]
     if "message" in fields:
         fields["message"] = ["gone", "why", 0]
+    if message is Run:
+        fields["id"], fields["header"]["split"] = ID, 0
     if message is Returned:
         fields["seconds"] = fields["seconds"] or 0.0
     return message(**fields)
 
 
-@pytest.mark.parametrize(("link", "message"), [(link, part) for link in TYPED for part in link.messages().values()])
+@pytest.mark.parametrize(("link", "message"), [(link, part) for link in LINKS for part in link.messages().values()])
 @settings(FUZZ, max_examples=max(15, FUZZ.max_examples // 200))
 @given(data=st.data())
 def test_every_message_that_can_be_made_is_taken(
@@ -404,14 +302,13 @@ def test_every_message_that_can_be_made_is_taken(
     comes(link, data.draw(typed_messages(message)))
 
 
-def test_every_link_and_every_kind_that_is_looked_into_has_its_property() -> None:
+def test_every_link_has_its_property() -> None:
     found = {
         name
         for path in Path(skyward.__file__).parent.rglob("*.py")
-        for name in re.findall(r"^class (\w+)\((?:\w+\.)?(?:Old)?Direction\)", path.read_text(), re.M)
+        for name in re.findall(r"^class (\w+)\((?:\w+\.)?Direction\)", path.read_text(), re.M)
     }
-    assert {link.__name__ for link in [*LINKS, *TYPED]} == found
-    assert INSIDE.keys() == {(link, kind) for link, checks in CHECKS.items() for kind in checks}
+    assert {link.__name__ for link in LINKS} == found
 
 
 class Loop:
@@ -423,36 +320,33 @@ class Loop:
         self.state = SharedState("e")
         self.state.open("p", "rank 0", 0)
         self.answers: list[tuple[str, Any]] = []
-        self._server = Receiver(AskerToServer, self)
+        self._server = codec.Receiver(AskerToServer, self)
         self.channel = Channel(self._post, lambda value, what: pack_value(self.packer, value, what), unpack_value)
 
     def _post(self, message: list[Any], values: list[Any]) -> None:
-        for heard, buffers in split(*carried([message], values)):
+        for heard, buffers in codec.split(*carried([message], values)):
             self._server.hear(heard, buffers)
 
     def _answered(self, answers: list[Any]) -> None:
         for _, answer, values in answers:
             self.answers.append((answer[3], answer[4]))
-            for heard, buffers in split(*carried([answer], values)):
+            for heard, buffers in codec.split(*carried([answer], values)):
                 self.channel.hear(heard, buffers)
 
-    def _from_asker_open(self, label: str, rank: int | None) -> None: ...
-    def _from_asker_gone(self, why: str) -> None: ...
-    def _from_asker_withdraw(self, id: int) -> None:
-        self._answered(self.state.withdraw("p", id))
+    @codec.handles(AskerToServer.Open)
+    def _opened(self, message: AskerToServer.Open) -> None: ...
 
-    def _from_asker_ask(
-        self,
-        id: int,
-        epoch: str,
-        kind: str,
-        name: str,
-        operation: str,
-        arguments: list[Any],
-        timeout: float | None,
-        buffers: list[Any],
-    ) -> None:
-        self._answered(self.state.ask("p", id, epoch, kind, name, operation, arguments, timeout, buffers, 0.0))
+    @codec.handles(AskerToServer.Gone)
+    def _gone(self, message: AskerToServer.Gone) -> None: ...
+
+    @codec.handles(AskerToServer.Withdraw)
+    def _withdrawn(self, message: AskerToServer.Withdraw) -> None:
+        self._answered(self.state.withdraw("p", message.id))
+
+    @codec.handles(AskerToServer.Ask)
+    def _asked(self, asked: AskerToServer.Ask) -> None:
+        question = (asked.id, asked.epoch, asked.kind, asked.name, asked.operation, asked.arguments, asked.timeout)
+        self._answered(self.state.ask("p", *question, list(asked.buffers), 0.0))
 
 
 keys = anything | st.just(((((1,),),),))

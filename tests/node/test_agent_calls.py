@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyward.node.agent_slots import Kill, Send, Spawn
 from skyward.node.orders import SCARCE
-from skyward.node.protocol import Returned
+from skyward.node.protocol import InputItems, Returned
 from tests.support.agent_calls import GRACE, Bench
 
 
@@ -217,7 +217,7 @@ def test_what_a_replaced_runner_says_of_calls_that_others_have_by_now_counts_for
 def test_what_a_stream_says_before_a_body_begins_follows_the_call_to_the_next_runner() -> None:
     bench = Bench()
     call = bench.take("a", streams=["0"])
-    bench.did = bench.calls.stream("a", ["items", "a", "0", [1]], [b"x"])
+    bench.did = bench.calls.stream("a", InputItems("a", "0", [1], [b"x"]))
     assert bench.sent() == [["items", "a"]]
     bench.exit(bench.names[0])
     bench.did = bench.calls.ready(bench.names[0], bench.now)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.protocol import RunnerToAgent
+from skyward.node.protocol import Run, RunnerToAgent
 from skyward.node.runner import Runner
 
 
@@ -23,7 +23,7 @@ def test_a_call_that_comes_when_no_body_begins_any_more_goes_back_at_once(leavin
         runner._send = sent.append
         if leaving:
             runner._calls.leave()
-        runner._from_agent_call("c", {}, [])
+        runner._run(Run("c", {"name": "f", "fn": "", "split": 0, "attempt": 0}, []))
         assert sent == ([RunnerToAgent.Recalled("c")] if leaving else [])
         assert runner._queue.empty() == leaving
     finally:

@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 
 from skyward.node import orders, protocol
-from skyward.node.receiver import Direction
 from skyward.node.shared import protocol as shared_protocol
 from skyward.transport import codec
 from skyward.transport.records import fields_of
 
 LINKS = {
-    name: link
-    for name, link in (vars(protocol) | vars(orders) | vars(shared_protocol)).items()
-    if inspect.isclass(link) and link.__bases__ == (Direction,)
-}
-RECORDS = {
     name: link
     for name, link in (vars(orders) | vars(protocol) | vars(shared_protocol)).items()
     if inspect.isclass(link) and link.__bases__ == (codec.Direction,)
@@ -30,27 +24,13 @@ LINES = [json.loads(line) for line in Path(__file__).with_name("wire.jsonl").rea
 
 @pytest.mark.parametrize(("link", "wire"), LINES, ids=lambda part: part if isinstance(part, str) else part[0])
 def test_a_message_is_written_as_it_always_was(link: str, wire: list[Any]) -> None:
-    if link in RECORDS:
-        message = codec.decoder(RECORDS[link].messages()[wire[0]])(wire, [b""] * wire[-1])
-        assert message.encoded()[0] == wire
-        made = type(message)(**{field: getattr(message, field) for field in fields_of(type(message))})
-        assert made.encoded()[0] == wire
-        codec.check(made)
-        return
-    direction = LINKS[link]
-    made = "verdict" if wire[0] in direction.verdicts else wire[0]
-    fields = wire if made == "verdict" else wire[1:]
-    if direction.kinds()[made][-1:] != ("buffers",):
-        fields = fields[:-1]
-    assert getattr(direction, made)(*fields) == wire
+    message = codec.decoder(LINKS[link].messages()[wire[0]])(wire, [b""] * wire[-1])
+    assert message.encoded()[0] == wire
+    made = type(message)(**{field: getattr(message, field) for field in fields_of(type(message))})
+    assert made.encoded()[0] == wire
+    codec.check(made)
 
 
 def test_every_kind_of_message_has_a_line() -> None:
-    known = {
-        (name, kind)
-        for name, link in LINKS.items()
-        for made in link.kinds()
-        for kind in (link.verdicts if made == "verdict" else [made])
-    }
-    known |= {(name, kind) for name, link in RECORDS.items() for kind in link.messages()}
+    known = {(name, kind) for name, link in LINKS.items() for kind in link.messages()}
     assert {(link, wire[0]) for link, wire in LINES} == known

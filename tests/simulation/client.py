@@ -11,6 +11,7 @@ from skyward.client.connections import Connections
 from skyward.client.engine import Engine, Surroundings
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Uploads
+from skyward.node.protocol import ClientToAgent, InputEnd, InputItems
 from skyward.transport.frames import FROM_NODE
 from skyward.transport.link import Link
 
@@ -56,7 +57,7 @@ def make_engine(world: World) -> Engine:
 
     class SimCargo(Uploads):
         def _upload(self, node: int, name: str) -> None:
-            self._post(node, [["expect", name, 0]], [])
+            self._post(node, [ClientToAgent.Expect(name)])
             world.uploads.append((node, name))
 
     class SimFeeder:
@@ -80,10 +81,10 @@ def make_engine(world: World) -> Engine:
                 return False
             if self.left:
                 self.left, self.credit = self.left - 1, self.credit - 1
-                self.post([["items", self.call.id, self.key, [1], 1]], [b"x"])
+                self.post([InputItems(self.call.id, self.key, [1], [b"x"])])
             else:
                 self.ended = True
-                self.post([["end", self.call.id, self.key, {}, 1]], [b""])
+                self.post([InputEnd(self.call.id, self.key, {}, [b""])])
             return True
 
     class SimMachines:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.api.info import VARIABLE, InstanceInfo
 from skyward.node.body import Ending, RunnerCall
-from skyward.node.protocol import Exited, Raised, Returned, RunnerToAgent, Stopped
+from skyward.node.protocol import AgentToRunner, Exited, Raised, Returned, Run, RunnerToAgent, Stopped
 from skyward.node.runner import RunnerCalls
 from skyward.node.runners import Ended, Said
-from skyward.transport import blobs
+from skyward.transport import blobs, codec
 from skyward.transport.codec import Message
 from skyward.transport.exceptions import Described
 from skyward.transport.streams import WINDOW
@@ -94,8 +94,9 @@ class SimProcess:
         now = self.world.now
         if self.exit is not None or now < max(self.frozen_until, self.deaf_until) or not self.inbox:
             return False
-        message, buffers = self.inbox.popleft()
-        kind, body = message[0], message[1:-1]
+        raw, buffers = self.inbox.popleft()
+        kind, body = raw[0], raw[1:-1]
+        message = codec.decoder(AgentToRunner.messages()[kind])(raw, buffers)
         if kind == "init":
             self.started = True
             if self.world.hooks_fail > 0:
@@ -104,7 +105,8 @@ class SimProcess:
             else:
                 self.say(RunnerToAgent.Ready())
         elif kind == "call":
-            call = RunnerCall(body[0], body[1], buffers)
+            assert isinstance(message, Run)
+            call = RunnerCall(message.id, message.header, list(message.buffers))
             self.arrived.pop((call.id, "0"), None)  # of an earlier time that it was sent here
             if self.calls.add(call):
                 self.queue.append(call)
@@ -280,13 +282,14 @@ class SimRunners:
         self.processes[name] = SimProcess(self.world, self.node, name, threads, place)
         self.world.changed_actors()
 
-    def send(self, name: str, message: list[Any], buffers: list[Any] | None = None) -> None:
+    def send(self, name: str, message: Message) -> None:
         process = self.processes.get(name)
         if process is not None and process.exit is None:
-            self.world.t("agent %d -> %s %s", self.node, name, message[:2])
-            process.inbox.append((message, list(buffers or [])))
+            raw, buffers = message.encoded()
+            self.world.t("agent %d -> %s %s", self.node, name, raw[:2])
+            process.inbox.append((json.loads(json.dumps(raw)), list(buffers)))
 
-    def send_all(self, message: list[Any]) -> None:
+    def send_all(self, message: Message) -> None:
         for name in self.processes:
             self.send(name, message)
 

@@ -20,6 +20,7 @@ from skyward.client.call import Call
 from skyward.client.connections import Event, Greeted, NotReached
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost, Stalled, TaskCrashed, TaskTimeout
+from skyward.node.protocol import ClientToAgent, Run
 from skyward.transport.blobs import key_of
 from skyward.transport.exceptions import PackedError
 from skyward.transport.streams import Stream
@@ -227,7 +228,7 @@ class World:
             return renew(now)
 
         def posted(number: int, messages: list[Any], *rest: Any) -> None:
-            calls = [message[1] for message in messages if message[0] == "call"]
+            calls = [message.id for message in messages if isinstance(message, Run)]
             self.check(not (core.nodes.tainted and calls), f"a broken group is sent {calls}")
             post(number, messages, *rest)
 
@@ -319,7 +320,7 @@ class World:
         if not self.uploads:
             return False
         node, name = self.uploads.popleft()
-        self.connections.post(node, [["blob", name, 0, 1, 1]], [b"x"])
+        self.connections.post(node, [ClientToAgent.Blob(name, 0, 1, [b"x"])])
         return True
 
     def _feed(self) -> bool:

@@ -30,8 +30,8 @@ def effects_on(call: NodeCall, actions: list[Action]) -> set[str]:
     found: set[str] = set()
     for action in actions:
         match action:
-            case Send(_, [kind, call.id, *_]):
-                found.add(_SENT[kind])
+            case Send(_, message) if (raw := message.encoded()[0])[1:2] == [call.id]:
+                found.add(_SENT[raw[0]])
             case Tell(message) if (raw := message.encoded()[0])[1] == call.id:
                 found.add(_TOLD[raw[0]])
             case Kill():
@@ -132,9 +132,7 @@ class Bench:
 
     def messages(self, kind: type[Send | Tell] = Tell) -> list[list[Any]]:
         """The messages to the client (Tell) or to runners (Send) after the last event, without their counts."""
-        found = [action for action in self.did if isinstance(action, kind)]
-        raw = [action.message.encoded()[0] if isinstance(action, Tell) else action.message for action in found]
-        return [message[:-1] for message in raw]
+        return [action.message.encoded()[0][:-1] for action in self.did if isinstance(action, kind)]
 
     def sent(self) -> list[list[Any]]:
         """The kinds and calls of the messages to runners that the last event led to."""

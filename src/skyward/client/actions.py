@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from skyward.client.output import Chunk
     from skyward.errors import Stalled
     from skyward.node.protocol import Blobs, Returned
-    from skyward.node.receiver import Message
     from skyward.transport.blobs import Blob
+    from skyward.transport.codec import Message
 
 __all__ = [
     "Action",
@@ -59,7 +59,6 @@ __all__ = [
 class Post(Record):
     node: int
     messages: list[Message]
-    buffers: list[Any]
 
 
 class Emit(Record):

@@ -5,7 +5,7 @@ Like those of `Core`, the methods return what is to be done, and `Engine` does i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,9 +19,9 @@ from skyward.client.output import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
 from skyward.node.logs import MARK, parsed
-from skyward.node.protocol import NO_BLOBS, AgentToClient, ClientToAgent, Files, Returned, Verdict, output_cost
+from skyward.node.protocol import NO_BLOBS, AgentToClient, ClientToAgent, Files, Grant, Returned, Verdict, output_cost
 from skyward.transport.blobs import key_of
-from skyward.transport.codec import handles
+from skyward.transport.codec import Message, handles
 from skyward.transport.frames import Malformed
 from skyward.transport.records import replace
 from skyward.transport.streams import Consumer, Stream
@@ -33,7 +33,7 @@ _MOST_OUTPUT = 128 << 20  # agents keep 32 MiB at most while we are away, and se
 
 @dataclass(frozen=True)
 class StreamActions:
-    post: Callable[[int, list[Any]], None]
+    post: Callable[[int, Sequence[Message]], None]
     closed: Callable[[Call], None]
     defer: Callable[..., None]
 
@@ -81,7 +81,7 @@ class Arrivals:
         self._owed[number] += size
         if self._owed[number] >= self._step:
             due, self._owed[number] = self._owed[number], 0
-            self._streams.post(number, [ClientToAgent.taken(due)])
+            self._streams.post(number, [ClientToAgent.Taken(due)])
 
     # in the I/O thread
 
@@ -109,7 +109,7 @@ class Arrivals:
         if call.stream is not None:
             raise Malformed(f"{call.name} streams already")
         consumer = call.stream = Consumer(
-            grant=lambda count: actions.post(number, [ClientToAgent.grant(call.id, count)]),
+            grant=lambda count: actions.post(number, [Grant(call.id, count)]),
             close=lambda: actions.closed(call),
             load=partial(unpacked, call.name),
             is_light=is_light,

@@ -22,7 +22,7 @@ from skyward.api.secret import hide
 from skyward.client.futures import UserCode, UserFuture
 from skyward.client.kept import KeptResult
 from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
-from skyward.node.protocol import Blobs, Returned
+from skyward.node.protocol import Blobs, Header, Returned
 from skyward.transport import blobs
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import nbytes
@@ -213,7 +213,7 @@ class Call:
     def __init__(
         self,
         pending: PendingCompute[Any] | Call,
-        about: dict[str, Any],
+        about: Header,
         pieces: list[Any],
         uploads: dict[str, blobs.Blob],
         inputs: dict[str, Any],
@@ -267,7 +267,7 @@ class Call:
         return self.gang[0].id if self.gang else "", max(0.0, began - self.made)
 
     def again(self) -> Call:
-        made = type(self)(self, dict(self.about), self.pieces, self.uploads, {}, self.retries)
+        made = type(self)(self, self.about.copy(), self.pieces, self.uploads, {}, self.retries)
         made.attempt, made.needs, made.keeps = self.attempt + 1, self.needs, self.keeps
         made.arguments = self.arguments
         return made

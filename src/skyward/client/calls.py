@@ -34,7 +34,8 @@ from skyward.client.call import Call
 from skyward.client.dispatch import Dispatch
 from skyward.client.kept import Kept
 from skyward.errors import FilesLost, InvalidArgument, NodeLost, RefLost, SkywardError
-from skyward.node.protocol import Blobs, ClientToAgent, Returned
+from skyward.node.protocol import Blobs, ClientToAgent, Close, Header, Recall, Returned, Run
+from skyward.transport.codec import Message
 
 if TYPE_CHECKING:
     from skyward.client.kept import KeptResult
@@ -202,7 +203,7 @@ class ClientCalls:
         self._now = now
         if call.id not in self.calls or call.node is None:
             return []
-        self._out.append(Post(call.node, [ClientToAgent.close(call.id)], []))
+        self._out.append(Post(call.node, [Close(call.id)]))
         self._after(_STOP_GRACE, "stop", call)
         return self._taken()
 
@@ -389,8 +390,8 @@ class ClientCalls:
             for call in calls:
                 call.asked, call.heard = True, self._now
             ids = [call.id for call in calls]
-            asks = [ClientToAgent.ask(ids[at : at + _ASKED]) for at in range(0, len(ids), _ASKED)]
-            self._out.append(Post(number, asks, []))
+            asks: list[Message] = [ClientToAgent.Ask(ids[at : at + _ASKED]) for at in range(0, len(ids), _ASKED)]
+            self._out.append(Post(number, asks))
 
     def _settled(self) -> list[Action]:
         if self.kept.out:
@@ -420,26 +421,25 @@ class ClientCalls:
         if call.uploads:
             self._out.append(Load(number, call.uploads))
         about, pieces = self._given(call) if call.needs or call.keeps else (call.about, call.pieces)
-        message = ClientToAgent.call(call.id, about, len(pieces))
+        message = Run(call.id, about, pieces)
         last = self._out[-1] if self._out else None
-        if isinstance(last, Post) and last.node == number and last.messages[-1][0] == "call":
+        if isinstance(last, Post) and last.node == number and isinstance(last.messages[-1], Run):
             last.messages.append(message)  # calls for one node share a frame
-            last.buffers.extend(pieces)
         else:
-            self._out.append(Post(number, [message], list(pieces)))
+            self._out.append(Post(number, [message]))
         if call.inputs:
             self._out.append(Feed(call, number))
 
     def _post_recall(self, call: Call, _: Any) -> None:
         assert call.node is not None
-        self._out.append(Post(call.node, [ClientToAgent.recall(call.id)], []))
+        self._out.append(Post(call.node, [Recall(call.id)]))
 
     def _post_cancel(self, call: Call, _: Any = None) -> None:
         assert call.node is not None
         self.dispatch.stop(call)
         call.heard, call.asked = self._now, False  # an answer that is on its way was given before this
-        message = ClientToAgent.cancel(call.id, call.stopping or "cancelled", _STOP_GRACE)
-        self._out.append(Post(call.node, [message], []))
+        message = ClientToAgent.Cancel(call.id, call.stopping or "cancelled", _STOP_GRACE)
+        self._out.append(Post(call.node, [message]))
 
     def _count_attempt(self, call: Call, _: Any) -> None:
         call.attempt, call.made = call.attempt + 1, self._now
@@ -509,7 +509,7 @@ class ClientCalls:
                 self.dispatch.settle(call)
                 self._enqueue(call)
 
-    def _given(self, call: Call) -> tuple[dict[str, Any], list[Any]]:
+    def _given(self, call: Call) -> tuple[Header, list[Any]]:
         if call.keeps is not None and call.node is not None:
             call.keeps.told.add(call.node)
         if not call.needs:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from skyward.errors import ClockSkew
 from skyward.node.greeting import Refused, checked_greeting
-from skyward.node.receiver import Message, halves, split
 from skyward.transport.backoff import backoff
+from skyward.transport.codec import Message, Raw, split
 from skyward.transport.frames import FROM_NODE, TooLarge
 from skyward.transport.link import Broken, Link, greet
 
@@ -96,7 +96,7 @@ class Connection:
 class Heard(NamedTuple):
     number: int
     link: Link
-    message: Message
+    message: Raw
     buffers: list[Any]
 
 
@@ -158,19 +158,23 @@ class Connections:
 
     # from any thread
 
-    def post(
-        self, number: int, messages: list[Any], buffers: Sequence[Any] = (), refused: Refusal | None = None
-    ) -> None:
+    def post(self, number: int, messages: Sequence[Message], refused: Refusal | None = None) -> None:
         """Sends messages to a node; they arrive once, in order, even over a broken connection.
 
         One that is too large for a frame is not sent: `refused` is told of it, or TooLarge is raised.
         """
+        sent, buffers = list[Raw](), list[Any]()
+        for message in messages:
+            raw, its_buffers = message.encoded()
+            sent.append(raw)
+            buffers += its_buffers
         try:
-            written = self.peers[number].link.post(messages, buffers)
+            written = self.peers[number].link.post(sent, buffers)
         except TooLarge as exc:
-            if len(messages) > 1:
-                for half in halves(messages, buffers):  # calls for one node share a frame, and may be very many
-                    self.post(number, *half, refused)
+            if len(messages) > 1:  # calls for one node share a frame, and may be very many
+                middle = len(messages) // 2
+                for half in (messages[:middle], messages[middle:]):
+                    self.post(number, half, refused)
             elif refused is not None:
                 refused(number, messages[0], exc)
             else:

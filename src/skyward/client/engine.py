@@ -59,12 +59,11 @@ from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed, SkywardError
-from skyward.node.protocol import AgentToClient, ClientToAgent, Returned
-from skyward.node.receiver import Malformed, Message
+from skyward.node.protocol import AgentToClient, ClientToAgent, Forget, Returned, Run
 from skyward.transport import blobs
-from skyward.transport.codec import Receiver, handles
+from skyward.transport.codec import Message, Receiver, handles
 from skyward.transport.exceptions import rebuilding
-from skyward.transport.frames import TooLarge
+from skyward.transport.frames import Malformed, TooLarge
 from skyward.transport.streams import Producer
 from skyward.transport.threads import run_in_thread
 
@@ -153,7 +152,7 @@ class Engine:
         """Tells all nodes that can be reached when they end; the last word counts, also if it is a later time."""
         with self._lock:
             for number in () if self._closing else self._connected():
-                self._connections.post(number, [ClientToAgent.terms(serial, left, drain)])
+                self._connections.post(number, [ClientToAgent.Terms(serial, left, drain)])
 
     def finish(self) -> tuple[bool, int]:
         """Whether all calls that leaving the block waits for have ended; and how many streams this has stopped.
@@ -191,7 +190,7 @@ class Engine:
             self._refuse_more()
             self._do(self._core.close(self._clock()))
             for number in self._connected():
-                self._connections.post(number, [ClientToAgent.bye(grace)])
+                self._connections.post(number, [ClientToAgent.Bye(grace)])
             end = self._clock() + grace + 1.5
             while not self._byes.issuperset(self._connected()) and self._clock() < end:
                 self._changed.wait(0.05)
@@ -306,7 +305,7 @@ class Engine:
         for action in actions:
             match action:  # the frequent ones first
                 case Post():
-                    self._connections.post(action.node, action.messages, action.buffers, self._refused)
+                    self._connections.post(action.node, action.messages, self._refused)
                 case RecordEnd():
                     action.keep(action.end)  # now: it only puts it on a list
                 case Settle():
@@ -399,7 +398,7 @@ class Engine:
         """A node that cannot reach the others asks us."""
         places = [(other, *place) for other in sources if (place := self._machines.address(other)) is not None]
         if places:
-            messages = [ClientToAgent.fetch(name, size, places) for name, size in wanted]
+            messages = [ClientToAgent.Fetch(name, size, places) for name, size in wanted]
             self._connections.post(number, messages)
 
     def _do_free(self, key: str, nodes: Sequence[int], paths: Sequence[str], names: Sequence[str]) -> None:
@@ -414,7 +413,7 @@ class Engine:
         if self._forgotten:
             forgotten, self._forgotten = self._forgotten, {}
             for number, keys in forgotten.items():
-                self._connections.post(number, [ClientToAgent.forget(keys)])
+                self._connections.post(number, [Forget(keys)])
 
     # the I/O thread
 
@@ -490,9 +489,9 @@ class Engine:
             self._do(self._core.calls.unsendable(number, blob, error, self._clock()))
 
     def _refused(self, number: int, message: Message, error: TooLarge) -> None:
-        if message[0] != "call":
+        if not isinstance(message, Run):
             raise error
-        self._defer(self._too_large, number, message[1], error)  # later: other ranks of its broadcast are sent first
+        self._defer(self._too_large, number, message.id, error)  # later: other ranks of its broadcast are sent first
 
     def _too_large(self, number: int, call_id: str, error: TooLarge) -> None:
         with self._lock:
@@ -572,11 +571,11 @@ class Engine:
         with self._lock:
             if self._closing:
                 return
-            messages = [ClientToAgent.forget(list(keys))]
+            messages: list[Message] = [Forget(list(keys))]
             # asked for now: a call with the same content may have come meanwhile, and is sent after this
             names = [] if self._plan.local else list(unused())
             if names:
-                messages.append(ClientToAgent.files(0, {"do": "drop", "blobs": names}))
+                messages.append(ClientToAgent.Files(0, {"do": "drop", "blobs": names}))
             for name in names:
                 self._uploads.drop(name)
             for number in self._connected():
@@ -658,7 +657,7 @@ class Engine:
                 self._uploads.drop(name)
                 for node in nodes:
                     if self._connections.connected(node):
-                        self._connections.post(node, [ClientToAgent.files(0, {"do": "drop", "blobs": [name]})])
+                        self._connections.post(node, [ClientToAgent.Files(0, {"do": "drop", "blobs": [name]})])
 
 
 def _remove(paths: Sequence[str]) -> None:

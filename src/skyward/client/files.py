@@ -16,8 +16,8 @@ from skyward.api.spec import Transfer
 from skyward.client.gather import GroupCounter
 from skyward.errors import InvalidArgument, PoolClosed, SkywardError, TransferError
 from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer
-from skyward.node.receiver import Malformed, Message
-from skyward.transport.codec import handles
+from skyward.transport.codec import Message, handles
+from skyward.transport.frames import Malformed
 from skyward.transport.trees import MOST_ENTRIES, Changed, Entry, Reader, Writer, checked_entries, scan
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ def _is_about(about: Any) -> bool:
 
 _MOST_ANSWERS = 2000
 
-Post = Callable[[int, list[Message], Sequence[Any]], None]
+Post = Callable[[int, Sequence[Message]], None]
 
 
 class Answers:
@@ -460,7 +460,7 @@ class Transfers:
         if self._closed:  # looked at after it is open: `close` may be called at any moment, without the engine's lock
             self.close()
         else:
-            self._post(node, [ClientToAgent.files(number, order)], [])
+            self._post(node, [ClientToAgent.Files(number, order)])
         return answers
 
     def lost(self, node: int, reason: str) -> None:

@@ -31,9 +31,9 @@ from skyward.client.actions import (
     Upload,
 )
 from skyward.errors import RefLost
-from skyward.node.protocol import NO_BLOBS, Blobs, ClientToAgent, Returned
-from skyward.node.receiver import Malformed
+from skyward.node.protocol import NO_BLOBS, Blobs, ClientToAgent, Header, Returned
 from skyward.transport.blobs import KEY, Blob, kept_names
+from skyward.transport.frames import Malformed
 
 if TYPE_CHECKING:
     from skyward.client.call import Call, CallFuture
@@ -108,16 +108,16 @@ class Kept:
         best = max(sorted(there), key=there.__getitem__)
         return best, min(_LONGEST, there[best] / _RATE)
 
-    def filled(self, call: Call) -> tuple[dict[str, Any], list[Any], list[Fetch]]:
-        about, pieces, number = dict(call.about), list(call.pieces), call.node
+    def filled(self, call: Call) -> tuple[Header, list[Any], list[Fetch]]:
+        about, pieces, number = call.about.copy(), list(call.pieces), call.node
         refs: dict[str, tuple[int, int]] = {}
-        about["blobs"] = dict(about.get("blobs", {}))
+        blobs = about["blobs"] = dict(about.get("blobs", NO_BLOBS))
         call.given = [result.blobs for result in call.needs]
         fetches: list[Fetch] = []
         for result in call.needs:
             refs[result.key] = len(pieces), len(result.blobs)
             for blob in result.blobs:
-                about["blobs"][str(len(pieces))] = blob
+                blobs[str(len(pieces))] = blob
                 pieces.append(b"")
             result.told.add(number or 0)
             sources = sorted(result.where - {number})
@@ -323,7 +323,7 @@ class Kept:
     def _ask(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
         request, source = next(self._count), min(result.where)
         self._requests[request] = result, source, future
-        self.out.append(Post(source, [ClientToAgent.bring(request, result.key)], []))
+        self.out.append(Post(source, [ClientToAgent.Bring(request, result.key)]))
 
     def _ask_again(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
         if future is not None:

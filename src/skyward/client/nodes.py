@@ -15,10 +15,11 @@ from skyward.client.connections import SILENCE, ClientOffline, Connections, Node
 from skyward.client.output import output_window
 from skyward.client.settings import Machines, PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, PluginError, SkywardError
-from skyward.node.protocol import ClientToAgent
-from skyward.node.receiver import Malformed
+from skyward.node.protocol import ClientToAgent, Info
 from skyward.transport import exceptions
+from skyward.transport.codec import Message
 from skyward.transport.exceptions import Described
+from skyward.transport.frames import Malformed
 
 __all__ = ["NODES", "Node", "Nodes"]
 
@@ -129,7 +130,7 @@ class Nodes:
         for node in self.all:
             self._step(node, "renew")
         if not any(n.gone for n in self.all):  # no group without them; when the last is back we come here again
-            self._out.append(Post(0, [ClientToAgent.ports(_PORTS, self._generation)], []))
+            self._out.append(Post(0, [ClientToAgent.Ports(_PORTS, self._generation)]))
 
     def _refused(self, node: Node) -> bool:
         error = None if node.gone else self._machines.refusal(node.number, self._links.abouts()[node.number])
@@ -141,17 +142,15 @@ class Nodes:
 
     def _equip(self, number: int) -> None:
         settings, hooks = self._machines.setup(number, self.abouts(), self._ports)
-        message = ClientToAgent.setup(
-            {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}, len(hooks)
-        )
-        self._out.append(Post(number, [message], hooks))
+        settings = {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}
+        self._out.append(Post(number, [ClientToAgent.Setup(settings, hooks)]))
 
     def _inform(self, number: int) -> None:
         for other in self.present:
             if other.number != number and not other.gone:
                 settings, _ = self._machines.setup(other.number, self.abouts(), self._ports)
-                messages = [ClientToAgent.info(settings["info"]), ClientToAgent.head(settings.get("head"))]
-                self._out.append(Post(other.number, messages, []))
+                messages: list[Message] = [Info(settings["info"]), ClientToAgent.Head(settings.get("head"))]
+                self._out.append(Post(other.number, messages))
 
     # connections that come and go
 

@@ -23,6 +23,7 @@ from skyward.client.kept import KeptResult
 from skyward.client.output import Watch
 from skyward.errors import FilesLost, PoolClosed
 from skyward.node.items import EachItem
+from skyward.node.protocol import Header
 from skyward.transport import blobs, definitions
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packed, Packer, unpack
@@ -100,7 +101,7 @@ class Packing:
         rest: list[Call] = []
         for _ in range(count - 1):
             self._store.retain(first.uploads)
-            copy = Call(pending, dict(first.about), first.pieces, first.uploads, {}, 0, self._user)
+            copy = Call(pending, first.about.copy(), first.pieces, first.uploads, {}, 0, self._user)
             copy.needs, copy.holds, copy.yields = first.needs, first.holds, first.yields
             if pending.kept:
                 self._keep(copy, pending)
@@ -176,7 +177,7 @@ class Packing:
                 packed = self._packer.pack((args, kwargs), f"arguments of {name}")
             refs = refs | found if found else refs
         pieces: list[Any] = [*function, packed[0], *packed[1]]
-        about: dict[str, Any] = {"name": name, "fn": digest, "split": len(function), "attempt": 0}
+        about: Header = {"name": name, "fn": digest, "split": len(function), "attempt": 0}
         if item.timeout is not None and item.timeout < math.inf:
             about["timeout"] = item.timeout
         if inputs:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import SharedLost
-from skyward.node.protocol import AgentToClient, ClientToAgent
-from skyward.node.receiver import Malformed, Message
-from skyward.transport.codec import handles
+from skyward.node.protocol import ClientToAgent, Share
+from skyward.transport.codec import Message, Raw, handles
+from skyward.transport.frames import Malformed
 
 if TYPE_CHECKING:  # imported when a collection is used
     from skyward.node.shared.channel import Channel
@@ -29,9 +29,7 @@ class ClientShared:
     `gone` says why node 0 was given up; it is empty while node 0 is there, or may be.
     """
 
-    def __init__(
-        self, post: Callable[[int, list[Message], list[Any]], None], nodes: int, gone: Callable[[], str]
-    ) -> None:
+    def __init__(self, post: Callable[[int, list[Message]], None], nodes: int, gone: Callable[[], str]) -> None:
         self._post_to, self._nodes, self._gone = post, nodes, gone
         self._lock = threading.Lock()  # over the making of the channel
         self._channel: Channel | None = None
@@ -58,31 +56,31 @@ class ClientShared:
     def lost(self, node: int, rank: int | None, reason: str) -> None:
         """With `rank` None the whole node is lost or was restarted."""
         head = node == 0 and rank is None
-        messages = [ClientToAgent.lost(node, rank, reason)]
+        messages: list[Message] = [ClientToAgent.Lost(node, rank, reason)]
         if head and self._gone():
-            messages.insert(0, ClientToAgent.head(None))  # from now on others ask us, until it is back
+            messages.insert(0, ClientToAgent.Head(None))  # from now on others ask us, until it is back
         for other in range(1, self._nodes) if head else [0]:
-            self._post_to(other, messages, [])
+            self._post_to(other, messages)
         if head:
             self._opened = False
             if self._channel is not None:
                 self._channel.fail("lost", _lost(reason))
 
-    def _post(self, message: Message, values: list[Any]) -> None:
+    def _post(self, message: Raw, values: list[Any]) -> None:
         if gone := self._gone():  # who asks is known to the channel by now: if it is lost from here on, that is told
             raise SharedLost(_lost(gone))
-        messages = [ClientToAgent.share(_CLIENT, message, len(values))]
+        messages: list[Message] = [Share(_CLIENT, message, values)]
         if not self._opened:
             self._opened = True
-            messages.insert(0, ClientToAgent.share(_CLIENT, ["open", "the client", None, 0], 0))
-        self._post_to(0, messages, values)
+            messages.insert(0, Share(_CLIENT, ["open", "the client", None, 0], []))
+        self._post_to(0, messages)
 
-    @handles(AgentToClient.Share)
-    def asked(self, share: AgentToClient.Share, number: int, now: float) -> None:
-        asker, message, buffers = share.asker, share.message, list(share.buffers)
+    @handles(Share)
+    def asked(self, share: Share, number: int, now: float) -> None:
+        asker, message = share.asker, share.message
         if number == 0 and asker == _CLIENT:
             if self._channel is not None:
-                self._channel.hear(message, buffers)
+                self._channel.hear(message, share.buffers)
             return
         # of a runner whose node cannot reach node 0, or the answer to it
         node = asker.partition("/")[0]
@@ -93,10 +91,10 @@ class ClientShared:
             if message[0] == "ask":
                 from skyward.node.shared.protocol import ServerToAsker
 
-                answer = ServerToAsker.answer(message[1], "", "lost", _lost(gone), 0)
-                self._post_to(number, [ClientToAgent.share(asker, answer, 0)], [])
+                answer = ServerToAsker.Answer(message[1], "", "lost", _lost(gone), [])
+                self._post_to(number, [Share(asker, *answer.encoded())])
             return
-        self._post_to(to, [ClientToAgent.share(asker, message, len(buffers))], buffers)
+        self._post_to(to, [share])
 
 
 def _lost(reason: str) -> str:

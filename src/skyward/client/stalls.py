@@ -447,8 +447,8 @@ class Surveys:
     def ask(self, nodes: Iterable[int], ids: list[str] | None, now: float) -> tuple[Survey, list[Post]]:
         survey = Survey(next(self._count), now, set(nodes))
         self._open[survey.request] = survey
-        message = ClientToAgent.where(survey.request, ids)
-        return survey, [Post(node, [message], []) for node in sorted(survey.awaited)]
+        message = ClientToAgent.Where(survey.request, ids)
+        return survey, [Post(node, [message]) for node in sorted(survey.awaited)]
 
     def answered(self, number: int, request: int, bodies: list[Body]) -> None:
         survey = self._open.get(request)

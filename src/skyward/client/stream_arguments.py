@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from skyward.client.call import Call
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import InputEnd, InputItems
 from skyward.transport import exceptions
 from skyward.transport.blobs import stowed
+from skyward.transport.codec import Message
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packer
 from skyward.transport.streams import Producer
 
 __all__ = ["feed"]
 
-Post = Callable[[list[Any], list[Any]], None]
+Post = Callable[[list[Message]], None]
 
 
 def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str | None = None) -> Producer:
@@ -27,7 +28,7 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str
 
     def send(batch: list[list[Any]]) -> None:
         pieces = [piece for item in batch for piece in item]
-        post([ClientToAgent.items(call.id, key, [len(item) for item in batch], len(pieces))], pieces)
+        post([InputItems(call.id, key, [len(item) for item in batch], pieces)])
 
     def packed(packer: Packer, item: Any) -> tuple[list[bytes], int]:
         head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
@@ -57,7 +58,7 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str
         if error is None and not wanted:
             return
         described, data = cast("tuple[Any, bytes]", ({}, b"") if error is None else exceptions.capture(error))
-        post([ClientToAgent.end(call.id, key, described, 1)], [data])
+        post([InputEnd(call.id, key, described, [data])])
 
     producer = Producer(send)
     threading.Thread(target=run, name="skyward-feed", daemon=True).start()

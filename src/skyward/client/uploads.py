@@ -12,14 +12,15 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skyward.node.protocol import Blobs, ClientToAgent
-from skyward.node.receiver import Malformed
 from skyward.transport import blobs
 from skyward.transport.backoff import backoff
+from skyward.transport.codec import Message
+from skyward.transport.frames import Malformed
 
 __all__ = ["Parts", "Uploads"]
 
@@ -32,7 +33,7 @@ _NAME = re.compile(r"[0-9a-f]{24}")
 
 log = logging.getLogger("skyward.engine")
 
-Post = Callable[[int, list[Any], list[Any]], None]
+Post = Callable[[int, Sequence[Message]], None]
 Failed = Callable[[int, str, Exception], None]
 
 
@@ -76,7 +77,7 @@ class Uploads:
                 sources = [(other, *place) for other in holders if (place := self._address(other)) is not None]
                 holders.add(node)
                 if sources:
-                    self._post(node, [ClientToAgent.fetch(name, size, sources)], [])
+                    self._post(node, [ClientToAgent.Fetch(name, size, sources)])
                 else:
                     self._upload(node, name)
 
@@ -90,7 +91,7 @@ class Uploads:
         with self._lock:
             for node in self._holders.pop(name, ()):
                 if self._under_way.pop((node, name), None) is not None:
-                    self._post(node, [ClientToAgent.unexpect(name)], [])
+                    self._post(node, [ClientToAgent.Unexpect(name)])
             self._files.pop(name, None)
 
     def offer(self, node: int, files: Mapping[str, tuple[str, int]]) -> None:
@@ -117,7 +118,7 @@ class Uploads:
                 lane.put(None)
 
     def _upload(self, node: int, name: str) -> None:
-        self._post(node, [ClientToAgent.expect(name)], [])  # before the call that needs it, or a peer that asks
+        self._post(node, [ClientToAgent.Expect(name)])  # before the call that needs it, or a peer that asks
         lane = self._lanes.get(node)
         if lane is None:
             lane = queue.SimpleQueue[_Upload | None]()
@@ -160,7 +161,7 @@ class Uploads:
             if not again:
                 self._holders[name].discard(node)  # the next call that needs it has it sent again
                 del self._under_way[node, name]
-                self._post(node, [ClientToAgent.unexpect(name)], [])
+                self._post(node, [ClientToAgent.Unexpect(name)])
             return again
 
     def _is_wanted(self, upload: _Upload) -> bool:
@@ -195,7 +196,7 @@ class Uploads:
                 with self._lock:  # what follows `unexpect` would have the node wait again
                     if not self._is_wanted(upload):
                         return
-                    self._post(node, [ClientToAgent.blob(name, offset, size, 1)], [data])
+                    self._post(node, [ClientToAgent.Blob(name, offset, size, [data])])
                 offset += len(data)
         with self._lock:
             if self._is_wanted(upload):

@@ -20,7 +20,6 @@ from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from skyward.api.info import VARIABLE, InstanceInfo
-from skyward.node import receiver
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_output import OutputRelay
 from skyward.node.agent_slots import Action, Drop, Kill, NodeCall, Remove, Send, Slot, Spawn, Tell
@@ -32,28 +31,33 @@ from skyward.node.protocol import (
     AgentToClient,
     AgentToRunner,
     ClientToAgent,
+    Close,
     Exited,
     Files,
+    Forget,
+    Grant,
+    Info,
+    InputEnd,
+    InputItems,
+    Recall,
     Returned,
+    Run,
     RunnerToAgent,
     Verdict,
 )
-from skyward.node.receiver import Check, Malformed, is_number, is_texts, is_whole
-from skyward.node.receiver import Message as OldMessage
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said, Standing
 from skyward.node.shared.agent_side import Shared
-from skyward.node.status_page import ID_BYTES
 from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
-from skyward.transport.codec import Message, Receiver, handles
+from skyward.transport.codec import Buffers, Message, Receiver, handles
 from skyward.transport.frames import encode
 from skyward.transport.records import replace as changed
 
 if TYPE_CHECKING:
     from skyward.node.gpu_meter import GpuMeter
 
-__all__ = ["CHECKS", "Agent", "Surroundings", "info_at", "variables"]
+__all__ = ["Agent", "Surroundings", "info_at", "variables"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -99,7 +103,7 @@ class Agent:
         passed = PassedOn(self._calls, blob_cache, self._runners.send_all, self._do, tell)
         self._files = NodeFiles(blob_cache, self._wake, tell)
         owners = (self, passed, standing, self._shared, self._output, self._files)
-        hear_client = receiver.Receiver(ClientToAgent, *owners, checks=CHECKS).hear_all
+        hear_client = Receiver(ClientToAgent, *owners).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell, self._output.home = self._home.tell, self._home
         self._shared.tell = self._tell
@@ -110,7 +114,7 @@ class Agent:
         hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).hear_all
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
         self._settings: dict[str, Any] = {}
-        self._hooks: list[Any] = []
+        self._hooks: Buffers = ()
         self._done = False
         self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._leaving: float | None = None  # when this machine will be taken away
@@ -149,11 +153,11 @@ class Agent:
                     self._do_tell(action.message)
                 case Send():
                     message = action.message
-                    if message[0] == "call":
+                    if isinstance(message, Run):
                         self._usage.refresh()
-                        if "blobs" in message[2] and not self._blob_cache.shared:
-                            self._blob_cache.locate(message[2]["blobs"])
-                    self._runners.send(action.slot.name, message, action.buffers)
+                        if "blobs" in message.header and not self._blob_cache.shared:
+                            self._blob_cache.locate(message.header["blobs"])
+                    self._runners.send(action.slot.name, message)
                 case Drop():
                     self._blob_cache.drop(action.digests)
                 case Remove():
@@ -183,9 +187,9 @@ class Agent:
         settings, place = self._settings, slot.place
         self._runners.spawn(slot.name, slot.threads, variables(settings, place), settings["cwd"])
         runner = {**settings["runner"], "mark": self._token}
-        self._runners.send(slot.name, AgentToRunner.init(runner, len(self._hooks)), self._hooks)
+        self._runners.send(slot.name, AgentToRunner.Init(runner, self._hooks))
         if self._leaving is not None:
-            self._runners.send(slot.name, AgentToRunner.notice(max(0.0, self._leaving - self._clock())))
+            self._runners.send(slot.name, AgentToRunner.Notice(max(0.0, self._leaving - self._clock())))
 
     def _pass_time(self, now: float) -> None:
         if now < self._calls.due():
@@ -251,88 +255,103 @@ class Agent:
 
     # what the client sends
 
-    def _from_client_call(self, id: str, metadata: dict[str, Any], buffers: list[Any]) -> None:
+    @handles(Run)
+    def _run(self, message: Run) -> None:
         """A call waits for its blobs."""
-        call = NodeCall(id, metadata, buffers)
-        needed = metadata.get("blobs")
+        header = message.header
+        call = NodeCall(message.id, header, message.buffers)
+        needed = header.get("blobs")
         if needed and not self._blob_cache.shared:
             call.digests = [name for name, _ in needed.values()]
-            metadata["blobs"], call.missing = self._blob_cache.take(needed)
+            header["blobs"], call.missing = self._blob_cache.take(needed)
             for name in sorted(call.missing):
                 if not self._blob_cache.coming(name):
                     self._tell(AgentToClient.Need(name))
         self._do(self._calls.take(call, self._clock()))
 
-    def _from_client_recall(self, id: str) -> None:
-        self._do(self._calls.recall(id, self._clock()))
+    @handles(Recall)
+    def _recall(self, message: Recall) -> None:
+        self._do(self._calls.recall(message.id, self._clock()))
 
-    def _from_client_cancel(self, id: str, reason: str, grace: float) -> None:
+    @handles(ClientToAgent.Cancel)
+    def _cancel(self, message: ClientToAgent.Cancel) -> None:
         now = self._clock()
-        call = self._calls.calls.get(id)
+        call = self._calls.calls.get(message.id)
         if call is not None and call.slot is not None:
             self._look(call.slot.name, now)
-        self._do(self._calls.cancel(id, reason, grace, now))
+        self._do(self._calls.cancel(message.id, message.reason, message.grace, now))
 
-    def _from_client_ask(self, ids: list[str]) -> None:
+    @handles(ClientToAgent.Ask)
+    def _ask(self, message: ClientToAgent.Ask) -> None:
         """Calls whose results are still being sent are not unknown."""
         for name in list(self._calls.slots):
             self._look(name, self._clock())
-        states = self._calls.states(ids) | {id: "ended" for id in ids if self._blob_cache.shipping(id)}
+        states = self._calls.states(message.ids) | {id: "ended" for id in message.ids if self._blob_cache.shipping(id)}
         self._tell(AgentToClient.States(states))
 
-    def _from_client_expect(self, blob: str) -> None:
-        self._blob_cache.expect(blob)
+    @handles(ClientToAgent.Expect)
+    def _expect(self, message: ClientToAgent.Expect) -> None:
+        self._blob_cache.expect(message.blob)
 
-    def _from_client_unexpect(self, blob: str) -> None:
-        self._blob_cache.unexpect(blob)
+    @handles(ClientToAgent.Unexpect)
+    def _unexpect(self, message: ClientToAgent.Unexpect) -> None:
+        self._blob_cache.unexpect(message.blob)
 
-    def _from_client_blob(self, name: str, offset: int, size: int, buffers: list[Any]) -> None:
+    @handles(ClientToAgent.Blob)
+    def _blob(self, message: ClientToAgent.Blob) -> None:
+        name, size = message.name, message.size
         try:
-            if self._blob_cache.accept(name, offset, size, buffers[0]):
+            if self._blob_cache.accept(name, message.offset, size, message.buffers[0]):
                 self._do(self._calls.arrived(name, self._clock()))
         except OSError as exc:  # the disk is full: the calls that need the buffer cannot run here
             self._do(self._calls.no_room(name, size, str(exc.strerror), self._clock()))
 
-    def _from_client_fetch(self, blob: str, size: int, addresses: list[Any]) -> None:
-        self._blob_cache.fetch(blob, size, addresses)
+    @handles(ClientToAgent.Fetch)
+    def _fetch(self, message: ClientToAgent.Fetch) -> None:
+        self._blob_cache.fetch(message.blob, message.size, message.addresses)
 
-    def _from_client_setup(self, settings: dict[str, Any], buffers: list[Any]) -> None:
-        now = self._clock()
-        self._settings, self._hooks, self._shared.settings = settings, buffers, settings
+    @handles(ClientToAgent.Setup)
+    def _set_up(self, message: ClientToAgent.Setup) -> None:
+        now, settings = self._clock(), message.settings
+        self._settings, self._hooks, self._shared.settings = settings, message.buffers, settings
         self._blob_cache.shared, self._output.window = settings["shared"], settings["output"]
         self._files.cwd = settings["cwd"]
         if self._gpus:
             self._gpus.watch(settings["gpus"])
         for name in list(self._calls.slots):
             self._look(name, now)
-        self._do(self._calls.setup(settings, bool(buffers), now))
+        self._do(self._calls.setup(settings, bool(message.buffers), now))
 
-    def _from_client_info(self, info: str) -> None:
+    @handles(Info)
+    def _info(self, message: Info) -> None:
         if self._settings:
-            self._settings["info"] = info
+            self._settings["info"] = message.info
             for slot in self._calls.slots.values():
-                self._runners.send(slot.name, AgentToRunner.info(info_at(self._settings, slot.place)))
+                self._runners.send(slot.name, Info(info_at(self._settings, slot.place)))
 
-    def _from_client_terms(self, serial: int, left: float, drain: float) -> None:
+    @handles(ClientToAgent.Terms)
+    def _terms(self, message: ClientToAgent.Terms) -> None:
         now = self._clock()
-        self._slot.take(Terms(deadline=now + left, epoch=self._slot.terms.epoch, serial=serial))
-        self._drain_at = now + left - drain
+        self._slot.take(Terms(deadline=now + message.left, epoch=self._slot.terms.epoch, serial=message.serial))
+        self._drain_at = now + message.left - message.drain
 
-    def _from_client_ports(self, count: int, generation: int) -> None:
-        self._tell(AgentToClient.Ports(self._listener.free_ports(count), generation))
+    @handles(ClientToAgent.Ports)
+    def _ports(self, message: ClientToAgent.Ports) -> None:
+        self._tell(AgentToClient.Ports(self._listener.free_ports(message.count), message.generation))
 
-    def _from_client_bye(self, grace: float) -> None:
+    @handles(ClientToAgent.Bye)
+    def _close(self, message: ClientToAgent.Bye) -> None:
         self._shared.close()
         self._do(self._calls.close(self._clock()))
-        self._timers.after(grace, self._runners.kill_all)
-        self._timers.after(grace + 1.0, self._leave)
+        self._timers.after(message.grace, self._runners.kill_all)
+        self._timers.after(message.grace + 1.0, self._leave)
         self._leave_if_done()
 
     def _on_notice(self, seconds: float) -> None:
         now = self._clock()
         self._leaving = now + seconds
         self._tell(AgentToClient.Notice(seconds))
-        self._runners.send_all(AgentToRunner.notice(seconds))
+        self._runners.send_all(AgentToRunner.Notice(seconds))
         self._do(self._calls.notice(now))
 
     def _leave_if_done(self) -> None:
@@ -461,57 +480,36 @@ class PassedOn:
         self,
         calls: AgentCalls,
         blobs: BlobCache,
-        send_all: Callable[[OldMessage], None],
+        send_all: Callable[[Message], None],
         do: Callable[[list[Action]], None],
         tell: Callable[[Message], None],
     ) -> None:
         self._calls, self._blobs, self._send_all, self._do, self._tell = calls, blobs, send_all, do, tell
 
-    def _from_client_grant(self, id: str, count: int) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.grant(id, count), []))
+    @handles(Grant)
+    def _grant(self, message: Grant) -> None:
+        self._do(self._calls.stream(message.id, message))
 
-    def _from_client_close(self, id: str) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.close(id), []))
+    @handles(Close)
+    def _close(self, message: Close) -> None:
+        self._do(self._calls.stream(message.id, message))
 
-    def _from_client_items(self, id: str, argument: str, counts: list[int], buffers: list[Any]) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.items(id, argument, counts, len(buffers)), buffers))
+    @handles(InputItems)
+    def _items(self, message: InputItems) -> None:
+        self._do(self._calls.stream(message.id, message))
 
-    def _from_client_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.end(id, argument, error, len(buffers)), buffers))
+    @handles(InputEnd)
+    def _end(self, message: InputEnd) -> None:
+        self._do(self._calls.stream(message.id, message))
 
-    def _from_client_bring(self, request: int, key: str) -> None:
-        self._blobs.bring(request, key, self._tell)
+    @handles(ClientToAgent.Bring)
+    def _bring(self, message: ClientToAgent.Bring) -> None:
+        self._blobs.bring(message.request, message.key, self._tell)
 
-    def _from_client_forget(self, keys: list[str]) -> None:
-        self._blobs.forget(keys)
-        self._send_all(AgentToRunner.forget(keys))
-
-
-def _call(message: list[Any], buffers: list[Any]) -> None:
-    _, id, metadata, _ = message
-    known = {
-        "name": isinstance(metadata.get("name"), str),
-        "fn": isinstance(metadata.get("fn"), str),
-        "split": is_whole(metadata.get("split")) and metadata["split"] <= len(buffers),
-        "attempt": is_whole(metadata.get("attempt")),
-        "timeout": metadata.get("timeout") is None or is_number(metadata["timeout"]),
-        "streams": is_texts(metadata.get("streams", [])),
-        "gang": isinstance(metadata.get("gang", ""), str),
-        "keep": isinstance(metadata.get("keep", ""), str),
-        "each": isinstance(metadata.get("each", True), bool),
-        "place": is_whole(metadata.get("place", 0)),
-        "blobs": isinstance(metadata.get("blobs", {}), dict),
-    }
-    if len(id.encode("utf-8", "surrogatepass")) != ID_BYTES or not all(known.values()):
-        raise Malformed(f"a call without its {next((name for name, good in known.items() if not good), 'id')}")
-
-
-def _blob(message: list[Any], buffers: list[Any]) -> None:
-    if len(buffers) != 1:
-        raise Malformed(f"{message[0]!r} with {len(buffers)} buffers")
-
-
-CHECKS: dict[str, Check] = {"call": _call, "blob": _blob}
+    @handles(Forget)
+    def _forget(self, message: Forget) -> None:
+        self._blobs.forget(message.keys)
+        self._send_all(message)
 
 
 def variables(settings: dict[str, Any], place: int) -> dict[str, str]:

@@ -38,7 +38,9 @@ from skyward.node.protocol import (
     GangStopped,
     Lost,
     NoRoom,
+    Recall,
     Returned,
+    Run,
     Stalled,
     Stopped,
     TimedOut,
@@ -109,13 +111,13 @@ class AgentCalls:
             self._stop(call, "cancel", why, grace)
         return self._settled()
 
-    def stream(self, call_id: str, message: list[Any], buffers: list[Any]) -> list[Action]:
+    def stream(self, call_id: str, message: Message) -> list[Action]:
         call = self.calls.get(call_id)
         if call is None:
             return []
         if call.state == "queued" or call.state in UNBEGUN:
-            call.backlog.append((message, buffers))  # should another runner get the call, it gets this too
-        return [Send(call.slot, message, buffers)] if call.slot is not None else []
+            call.backlog.append(message)  # should another runner get the call, it gets this too
+        return [Send(call.slot, message)] if call.slot is not None else []
 
     def notice(self, now: float) -> list[Action]:
         self._now, self.leaving = now, True
@@ -138,7 +140,7 @@ class AgentCalls:
             self._leave(call, "gone")
         for slot in self.slots.values():
             idle = slot.state == "ready" and not slot.calls
-            self._out.append(Send(slot, AgentToRunner.exit()) if idle else Kill(slot))
+            self._out.append(Send(slot, AgentToRunner.Exit()) if idle else Kill(slot))
         return self._taken()
 
     def states(self, call_ids: Iterable[str]) -> dict[str, str]:
@@ -359,18 +361,17 @@ class AgentCalls:
         self.queue.pop(call.id, None)
         call.about["ahead"] = slot.threads == 1 and bool(slot.calls)  # the runner then marks its output
         slot.calls[call.id] = call
-        message = AgentToRunner.call(call.id, call.about, len(call.buffers))
-        self._out.append(Send(slot, message, call.buffers))
-        self._out += [Send(slot, message, buffers) for message, buffers in call.backlog]
+        self._out.append(Send(slot, Run(call.id, call.about, call.buffers)))
+        self._out += [Send(slot, message) for message in call.backlog]
         self._runners.look_soon(slot, call, self._now)
 
     def _send_recall(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         assert slot is not None
-        self._out.append(Send(slot, AgentToRunner.recall(call.id)))
+        self._out.append(Send(slot, Recall(call.id)))
 
     def _send_cancel(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         assert slot is not None
-        self._out.append(Send(slot, AgentToRunner.cancel(call.id)))
+        self._out.append(Send(slot, AgentToRunner.Cancel(call.id)))
 
     def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         call.began, call.entered = None, 0.0
@@ -385,9 +386,10 @@ class AgentCalls:
 
     def _limit(self, call: NodeCall) -> float:
         """When a call is stopped; before its body starts it has as long as a process has to become ready."""
+        timeout = call.about.get("timeout") or 0.0
         if call.entered:
-            return call.entered + call.about["timeout"]
-        return (call.began or 0.0) + max(call.about["timeout"], self._ready_within)
+            return call.entered + timeout
+        return (call.began or 0.0) + max(timeout, self._ready_within)
 
     def _start_grace(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         call.asked = self._now
@@ -451,7 +453,7 @@ def stopped(call: NodeCall, verdict: Verdict | None) -> Verdict:
     seconds = verdict.seconds if verdict is not None else None
     if call.why == "timeout":
         stack = verdict.stack if isinstance(verdict, Stopped) else None
-        limit, loading = call.about["timeout"], not call.entered
+        limit, loading = call.about.get("timeout") or 0.0, not call.entered
         return TimedOut(id=call.id, seconds=seconds, limit=limit, killed=call.killed, loading=loading, stack=stack)
     return _STOPPED.get(call.why, Cancelled)(id=call.id, seconds=seconds)
 

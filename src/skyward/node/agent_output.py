@@ -4,7 +4,7 @@
          ▲                                            │ for longer than PATIENCE
          └────────half of a window is free───────── thinning: output is dropped, and the dropped amount is reported
 
-The client acknowledges what its listeners have taken (`ClientToAgent.taken`), so neither side buffers more than a
+The client acknowledges what its listeners have taken (`ClientToAgent.Taken`), so neither side buffers more than a
 window and a body waits only for a bounded time.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from skyward.node.agent_slots import Slot
 from skyward.node.client_link import ClientLink
-from skyward.node.protocol import AgentToClient, output_cost
+from skyward.node.protocol import AgentToClient, ClientToAgent, output_cost
 from skyward.node.runners import Pipe, RunnerProcess, Stream
-from skyward.transport.codec import Buffers
+from skyward.transport.codec import Buffers, handles
 
 __all__ = ["OutputRelay"]
 
@@ -61,8 +61,9 @@ class OutputRelay:
         self._under_way = self._left_out = self._lines = 0
         self._thinning, self._held = False, None
 
-    def _from_client_taken(self, size: int) -> None:
-        self._under_way = max(0, self._under_way - size)
+    @handles(ClientToAgent.Taken)
+    def _taken(self, message: ClientToAgent.Taken) -> None:
+        self._under_way = max(0, self._under_way - message.size)
 
     def written(self, runner: RunnerProcess, pipe: Pipe, data: bytes) -> None:
         slot = self._slots.get(runner.name)

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from skyward.node.orders import SCARCE
-from skyward.node.protocol import AgentToClient
-from skyward.node.receiver import Message as OldMessage
-from skyward.transport.codec import Message
+from skyward.node.protocol import AgentToClient, Header
+from skyward.transport.codec import Buffers, Message
 from skyward.transport.exceptions import Described
 from skyward.transport.records import Record
 
@@ -39,8 +38,7 @@ __all__ = [
 
 class Send(Record):
     slot: Slot
-    message: OldMessage
-    buffers: list[Any] | None = None
+    message: Message
 
 
 class Tell(Record):
@@ -365,7 +363,7 @@ class NodeCall:
         *("killed", "missing", "order", "reason", "slot", "state", "why"),
     )
 
-    def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
+    def __init__(self, call_id: str, about: Header, buffers: Buffers) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
         self.state = "queued"
         self.order = 0
@@ -378,7 +376,7 @@ class NodeCall:
         self.killed = False
         self.digests: list[str] = []
         self.missing: set[str] = set()
-        self.backlog: list[tuple[list[Any], list[Any]]] = []
+        self.backlog: list[Message] = []
 
     @property
     def place(self) -> int | None:

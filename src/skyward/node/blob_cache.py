@@ -89,7 +89,7 @@ class BlobCache:
 
     # arguments
 
-    def take(self, needed: dict[str, list[Any]]) -> tuple[dict[str, blobs.Blob], set[str]]:
+    def take(self, needed: Blobs) -> tuple[dict[str, blobs.Blob], set[str]]:
         """Paths of a call's blobs, and which are missing; call `drop` when the call has ended."""
         names = [name for name, _ in needed.values()]
         with self._lock:

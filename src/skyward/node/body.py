@@ -24,10 +24,21 @@ from skyward.errors import (
     ResultTooLarge,
 )
 from skyward.node import decorators, gpu_failures, logs
-from skyward.node.protocol import NO_BLOBS, Blobs, Exited, Files, Raised, Returned, RunnerToAgent, Verdict
+from skyward.node.protocol import (
+    NO_BLOBS,
+    Blobs,
+    Exited,
+    Files,
+    Forget,
+    Header,
+    Raised,
+    Returned,
+    RunnerToAgent,
+    Verdict,
+)
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.blobs import Spill, fetched
-from skyward.transport.codec import Message
+from skyward.transport.codec import Message, handles
 from skyward.transport.payload import Packer, unpack
 from skyward.transport.streams import Consumer, Producer
 
@@ -52,7 +63,7 @@ class Stopped(BaseException):
 class RunnerCall:
     __slots__ = ("about", "buffers", "enter", "id", "inputs", "interrupted", "output", "state", "thread")
 
-    def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
+    def __init__(self, call_id: str, about: Header, buffers: list[Any]) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
         self.state = "waiting"
         self.inputs: dict[str, Consumer] = {}
@@ -128,7 +139,7 @@ class Bodies:
         if "log" in about:
             logs.apply(about["log"])
         try:
-            buffers = _mapped(call.buffers, about) if "blobs" in about else call.buffers
+            buffers = _mapped(call.buffers, about["blobs"]) if "blobs" in about else call.buffers
         except FileNotFoundError as exc:
             raise FilesLost(f"an argument of {about['name']}", str(exc.filename)) from None
         split, end = about["split"], len(buffers)
@@ -174,8 +185,8 @@ class Bodies:
         return fn
 
     def packed_result(self, call: RunnerCall, result: Any) -> Ending:
-        if "keep" in call.about:
-            return self._kept_result(call, result)
+        if (key := call.about.get("keep")) is not None:
+            return self._kept_result(call, key, result)
         try:
             pieces, moved, _ = self._packed(call, result, "result", self._settings["max_result"])
         except NotSerializable as exc:
@@ -184,7 +195,7 @@ class Bodies:
         failed = result[1] if "each" in call.about and result[1] else None
         return partial(Returned, blobs=moved or NO_BLOBS, failed=failed, buffers=pieces)
 
-    def _kept_result(self, call: RunnerCall, result: Any) -> Ending:
+    def _kept_result(self, call: RunnerCall, key: str, result: Any) -> Ending:
         from skyward.transport import refs
 
         about, directory, made = call.about, self._settings["blobs"], list[blobs.Blob]()
@@ -196,11 +207,11 @@ class Bodies:
                 _check_count(pieces, directory)
                 with worded(sum(map(frames.nbytes, pieces))):
                     moved = spill.store(pieces)
-                    names = blobs.kept_names(about["keep"], about["attempt"], len(pieces))
+                    names = blobs.kept_names(key, about["attempt"], len(pieces))
                     made += blobs.keep(directory, names, pieces, moved)
-            refs.keep(about["keep"], result)
+            refs.keep(key, result)
             named = {str(index): blob for index, blob in enumerate(made)}
-            return partial(Returned, kept=about["keep"], blobs=named, buffers=[b""] * len(made))
+            return partial(Returned, kept=key, blobs=named, buffers=[b""] * len(made))
         except NotSerializable as exc:
             text = f"{about['name']} ran, but its result cannot be kept: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
@@ -284,10 +295,11 @@ class Bodies:
 
 
 class KeptObjects:
-    def _from_agent_forget(self, keys: list[str]) -> None:
+    @handles(Forget)
+    def _forget(self, message: Forget) -> None:
         from skyward.transport import refs
 
-        refs.forget(keys)
+        refs.forget(message.keys)
 
 
 def _check_count(pieces: list[Any], directory: str) -> None:
@@ -307,8 +319,8 @@ def load_item(pieces: list[Any]) -> Any:
     return unpack(pieces[0], pieces[1:])
 
 
-def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
-    for index, blob in about["blobs"].items():
+def _mapped(buffers: list[Any], named: Blobs) -> list[Any]:
+    for index, blob in named.items():
         buffers[int(index)] = blobs.read(blob)
     return buffers
 

@@ -72,7 +72,7 @@ class FailedCall:
     size: int = 0
     refused: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What a runner is told of a call, as in `node/protocol.py: ClientToAgent.call`, without blobs."""
+    """What a runner is told of a call, as in `node/protocol.py: Header`, without blobs."""
     large: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     """Pieces that are files beside this one: their number, then name and size."""
     info: str = ""

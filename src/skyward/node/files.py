@@ -14,10 +14,9 @@ from contextlib import closing
 from typing import Any
 
 from skyward.node.blob_cache import BlobCache
-from skyward.node.protocol import AgentToClient, FileAnswer, FileError
-from skyward.node.receiver import Malformed, is_whole
-from skyward.transport.codec import Message
-from skyward.transport.frames import Buffer
+from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer, FileError
+from skyward.transport.codec import Message, handles, is_count
+from skyward.transport.frames import Buffer, Malformed
 
 __all__ = ["NodeFiles"]
 
@@ -53,8 +52,9 @@ class NodeFiles:
             request, (answer, buffers) = self._answers.get()
             self._tell(AgentToClient.Files(request, answer, buffers))
 
-    def _from_client_files(self, request: int, order: dict[str, Any]) -> None:
-        self._orders.put((request, order))
+    @handles(ClientToAgent.Files)
+    def ordered(self, message: ClientToAgent.Files) -> None:
+        self._orders.put((message.request, message.order))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="skyward-files", daemon=True)
             self._thread.start()
@@ -136,7 +136,7 @@ class NodeFiles:
         try:
             with open(path, "rb", buffering=0) as file, closing(Writer(self._at(order["root"]))) as writer:
                 for entry, (_, offset, start, length) in zip(entries, segments, strict=True):
-                    if not (is_whole(offset) and is_whole(start) and is_whole(length)):
+                    if not (is_count(offset) and is_count(start) and is_count(length)):
                         raise Malformed("a piece of a file without its place")
                     writer.write(entry, offset, os.pread(file.fileno(), length, start) if length else b"")
         finally:

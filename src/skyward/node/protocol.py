@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from skyward.node.receiver import Direction as OldDirection
-from skyward.node.receiver import Message as OldMessage
+from skyward.node.status_page import ID_BYTES
 from skyward.transport.codec import MOST, Buffers, Direction, Length, Message, Raw, Wire, Within
 from skyward.transport.exceptions import Described
 from skyward.transport.frames import Malformed
 
 # fmt: off
 __all__ = [
-    "NO_BLOBS", "AgentToClient", "AgentToRunner", "Blobs", "Body", "Cancelled", "ClientToAgent", "CodeFrames",
-    "Crashed", "Exited", "Facts", "FileAnswer", "FileError", "Files", "GangStopped", "Lost", "NoRoom", "Raised",
-    "Returned", "RunnerShare", "RunnerToAgent", "Share", "Stalled", "Stopped", "TimedOut", "Verdict", "output_cost",
+    "NO_BLOBS", "AgentToClient", "AgentToRunner", "Blobs", "Body", "Cancelled", "ClientToAgent", "Close", "CodeFrames",
+    "Crashed", "Exited", "Facts", "FileAnswer", "FileError", "Files", "Forget", "GangStopped", "Grant", "Header",
+    "Info", "InputEnd", "InputItems", "Lost", "NoRoom", "Raised", "Recall", "Returned", "Run", "RunnerShare",
+    "RunnerToAgent", "Share", "Stalled", "Stopped", "TimedOut", "Verdict", "output_cost",
 ]
 # fmt: on
 
@@ -436,181 +436,248 @@ class RunnerToAgent(Direction):
         buffers: Buffers
 
 
-class ClientToAgent(OldDirection):
-    sender = "client"
+# what the client sends, and what of it goes on to runners
 
-    @staticmethod
-    def setup(settings: dict[str, Any], buffers: int) -> OldMessage:
+
+class Header(TypedDict):
+    """What is known of a call besides its function and arguments."""
+
+    name: str
+    fn: str
+    """A digest of the function, if it may be kept; else empty."""
+    split: int
+    """How many buffers the function has; the others are of the arguments."""
+    attempt: int
+    timeout: NotRequired[float | None]
+    streams: NotRequired[list[str]]
+    """Arguments that come as streams: a number, or a name."""
+    blobs: NotRequired[Blobs]
+    refs: NotRequired[dict[str, tuple[int, int]]]
+    """Objects that stay, by key: the first of their buffers, and how many there are."""
+    keep: NotRequired[str]
+    """The key under which the result stays on its node."""
+    each: NotRequired[bool]
+    """Whether it is a part of a map that keeps exceptions."""
+    log: NotRequired[Any]
+    """Levels of loggers, and filters of warnings."""
+    gang: NotRequired[str]
+    """The broadcast that it belongs to."""
+    place: NotRequired[int]
+    """The local rank that runs it."""
+    ahead: NotRequired[bool]
+    """Whether another call runs in the process: the agent says so."""
+
+
+class Run(Message, kind="call"):
+    """Run this. Buffers: function and arguments, pickled."""
+
+    id: str
+    header: Header
+    buffers: Buffers
+
+    def validate(self) -> None:
+        if len(self.id.encode("utf-8", "surrogatepass")) != ID_BYTES:
+            raise Malformed("a call without its id")
+        if self.header["split"] > len(self.buffers):
+            raise Malformed("a call without its split")
+
+
+class Info(Message):
+    """A node is on another machine now. Runners are told, and not made again."""
+
+    info: str
+
+
+class Recall(Message):
+    """Give the call back if it has not begun."""
+
+    id: str
+
+
+class Forget(Message):
+    """Nobody has a Ref to these objects any more: nodes and processes let go of them."""
+
+    keys: list[str]
+
+
+class Grant(Message):
+    """The user has taken so many items of the call's generator."""
+
+    id: str
+    count: int
+
+
+class Close(Message):
+    """The user wants no more items of the call's generator."""
+
+    id: str
+
+
+class InputItems(Message, kind="items"):
+    """Items of an iterator argument, and how many buffers each has. Buffers: the items, pickled."""
+
+    id: str
+    argument: str
+    counts: list[int]
+    buffers: Buffers
+
+
+class InputEnd(Message, kind="end"):
+    """An iterator argument has ended; `error` is empty if it did not fail. Buffers: the error, pickled."""
+
+    id: str
+    argument: str
+    error: Annotated[dict[str, Any], Length(0, 0)] | Described
+    buffers: Buffers
+
+
+class ClientToAgent(Direction):
+    Run = Run
+    Info = Info
+    Recall = Recall
+    Forget = Forget
+    Grant = Grant
+    Close = Close
+    InputItems = InputItems
+    InputEnd = InputEnd
+    Share = Share
+
+    class Setup(Message):
         """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `ready_within`,
-        `shared`, `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled."""
-        return ["setup", settings, buffers]
+        `shared`, `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled.
+        """
 
-    @staticmethod
-    def info(info: str) -> OldMessage:
-        """A node is on another machine now. Runners are told, and not made again."""
-        return ["info", info, 0]
+        settings: dict[str, Any]
+        buffers: Buffers
 
-    @staticmethod
-    def ports(count: int, generation: int) -> OldMessage:
+    class Ports(Message):
         """Name so many free ports, for the groups of this generation of runners. Only node 0 is asked."""
-        return ["ports", count, generation, 0]
 
-    @staticmethod
-    def call(id: str, metadata: dict[str, Any], buffers: int) -> OldMessage:
-        """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `refs`,
-        `keep`, `each`, `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
-        return ["call", id, metadata, buffers]
+        count: int
+        generation: int
 
-    @staticmethod
-    def recall(id: str) -> OldMessage:
-        """Give the call back if it has not begun."""
-        return ["recall", id, 0]
-
-    @staticmethod
-    def cancel(id: str, reason: str, grace: float) -> OldMessage:
+    class Cancel(Message):
         """End the call. Kill its process if it does not end within the grace."""
-        return ["cancel", id, reason, grace, 0]
 
-    @staticmethod
-    def ask(ids: list[str]) -> OldMessage:
+        id: str
+        reason: str
+        grace: float
+
+    class Ask(Message):
         """Say the states of these calls."""
-        return ["ask", ids, 0]
 
-    @staticmethod
-    def where(request: int, ids: list[str] | None) -> OldMessage:
+        ids: list[str]
+
+    class Where(Message):
         """Say where bodies stand: those of these calls, or all. Sent only when a person asks, or a call seems stuck."""
-        return ["where", request, ids, 0]
 
-    @staticmethod
-    def forget(keys: list[str]) -> OldMessage:
-        """Nobody has a Ref to these objects any more: nodes and processes let go of them."""
-        return ["forget", keys, 0]
+        request: int
+        ids: list[str] | None
 
-    @staticmethod
-    def bring(request: int, key: str) -> OldMessage:
+    class Bring(Message):
         """Send the result that is kept here under this key to the client."""
-        return ["bring", request, key, 0]
 
-    @staticmethod
-    def grant(id: str, count: int) -> OldMessage:
-        """The user has taken so many items of the call's generator."""
-        return ["grant", id, count, 0]
+        request: int
+        key: str
 
-    @staticmethod
-    def close(id: str) -> OldMessage:
-        """The user wants no more items of the call's generator."""
-        return ["close", id, 0]
-
-    @staticmethod
-    def items(id: str, argument: str, counts: list[int], buffers: int) -> OldMessage:
-        """Items of an iterator argument, and how many buffers each has. Buffers: the items, pickled."""
-        return ["items", id, argument, counts, buffers]
-
-    @staticmethod
-    def end(id: str, argument: str, error: dict[str, Any], buffers: int) -> OldMessage:
-        """An iterator argument has ended; `error` is empty if it did not fail. Buffers: the error, pickled."""
-        return ["end", id, argument, error, buffers]
-
-    @staticmethod
-    def taken(size: int) -> OldMessage:
+    class Taken(Message):
         """The user's listeners have taken so much output, as `output_cost` counts it. Said after each eighth of what
-        may be under way."""
-        return ["taken", size, 0]
+        may be under way.
+        """
 
-    @staticmethod
-    def expect(blob: str) -> OldMessage:
+        size: int
+
+    class Expect(Message):
         """The client is about to send this blob."""
-        return ["expect", blob, 0]
 
-    @staticmethod
-    def unexpect(blob: str) -> OldMessage:
+        blob: str
+
+    class Unexpect(Message):
         """The client does not send this blob after all."""
-        return ["unexpect", blob, 0]
 
-    @staticmethod
-    def blob(name: str, offset: int, size: int, buffers: int) -> OldMessage:
+        blob: str
+
+    class Blob(Message):
         """A piece of a blob; `size` is that of the whole blob. Buffers: the piece."""
-        return ["blob", name, offset, size, buffers]
 
-    @staticmethod
-    def fetch(blob: str, size: int, addresses: list[Any]) -> OldMessage:
+        name: str
+        offset: int
+        size: int
+        buffers: OneBuffer
+
+    class Fetch(Message):
         """Get this blob from another node. Each address is the number of a node, a host and a port."""
-        return ["fetch", blob, size, addresses, 0]
 
-    @staticmethod
-    def share(asker: str, message: OldMessage, buffers: int) -> OldMessage:
-        """A message about shared collections (`node/shared/channel.py`), of or for a process: the client, or a runner
-        of a node that cannot reach node 0."""
-        return ["share", asker, message, buffers]
+        blob: str
+        size: int
+        addresses: list[tuple[int, str, int]]
 
-    @staticmethod
-    def lost(node: int, rank: int | None, why: str) -> OldMessage:
+    class Lost(Message):
         """For shared collections: a rank of a node is lost, or the whole node. Sent to node 0; that node 0 itself is
-        lost is sent to the others."""
-        return ["lost", node, rank, why, 0]
+        lost is sent to the others.
+        """
 
-    @staticmethod
-    def head(place: list[Any] | None) -> OldMessage:
+        node: int
+        rank: int | None
+        why: str
+
+    class Head(Message):
         """For shared collections: where the agent of node 0 is now; nothing if it cannot be reached from here."""
-        return ["head", place, 0]
 
-    @staticmethod
-    def files(request: int, order: dict[str, Any]) -> OldMessage:
+        place: list[Any] | None
+
+    class Files(Message):
         """Do something with files of the node (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
-        `write`, `finish`, `read` or `drop`, and what that needs. Each has an answer; `scan` may have several."""
-        return ["files", request, order, 0]
+        `write`, `finish`, `read` or `drop`, and what that needs. Each has an answer; `scan` may have several.
+        """
 
-    @staticmethod
-    def terms(serial: int, left: float, drain: float) -> OldMessage:
+        request: int
+        order: dict[str, Any]
+
+    class Terms(Message):
         """Everything ends in so many seconds, whatever else happens; bodies are told `drain` seconds before that."""
-        return ["terms", serial, left, drain, 0]
 
-    @staticmethod
-    def bye(grace: float) -> OldMessage:
+        serial: int
+        left: float
+        drain: float
+
+    class Bye(Message):
         """The pool is closing."""
-        return ["bye", grace, 0]
+
+        grace: float
 
 
-class AgentToRunner(OldDirection):
-    sender = "agent"
+class AgentToRunner(Direction):
+    Run = Run
+    Info = Info
+    Recall = Recall
+    Forget = Forget
+    Grant = Grant
+    Close = Close
+    InputItems = InputItems
+    InputEnd = InputEnd
+    Share = RunnerShare
 
-    @staticmethod
-    def init(settings: dict[str, Any], buffers: int) -> OldMessage:
+    class Init(Message):
         """The first message: enter the hooks. Settings: `node`, `threads`, `paths`, `blobs`, `max_result`, `mark` and
-        `log` (levels of loggers). Buffers: the plugins' hooks, pickled."""
-        return ["init", settings, buffers]
+        `log` (levels of loggers). Buffers: the plugins' hooks, pickled.
+        """
 
-    @staticmethod
-    def exit() -> OldMessage:
+        settings: dict[str, Any]
+        buffers: Buffers
+
+    class Exit(Message):
         """Leave the hooks and end, after the calls that are here."""
-        return ["exit", 0]
 
-    @staticmethod
-    def notice(seconds: float) -> OldMessage:
+    class Notice(Message):
         """The machine will be taken away: `sky.preempted()` is true, and bodies that have a handler get SIGTERM."""
-        return ["notice", seconds, 0]
 
-    @staticmethod
-    def cancel(id: str) -> OldMessage:
+        seconds: float
+
+    class Cancel(Message):
         """Give the call back if it has not begun, else interrupt it."""
-        return ["cancel", id, 0]
 
-    @staticmethod
-    def facts() -> OldMessage:
+        id: str
+
+    class Facts(Message):
         """Say what bodies have done in their group so far."""
-        return ["facts", 0]
-
-    @staticmethod
-    def share(message: OldMessage, buffers: int) -> OldMessage:
-        """A message about shared collections (`node/shared/channel.py`), of or for this runner."""
-        return ["share", message, buffers]
-
-    # as the client sends them; `ahead` in the metadata of a call says that another call runs in this process
-    info = staticmethod(ClientToAgent.info)
-    call = staticmethod(ClientToAgent.call)
-    recall = staticmethod(ClientToAgent.recall)
-    forget = staticmethod(ClientToAgent.forget)
-    grant = staticmethod(ClientToAgent.grant)
-    close = staticmethod(ClientToAgent.close)
-    items = staticmethod(ClientToAgent.items)
-    end = staticmethod(ClientToAgent.end)

@@ -29,7 +29,7 @@ from skyward.node.body import Bodies, Hook, RunnerCall, Stopped
 from skyward.node.failed_call import POOL, FailedCall, PoolOfCalls, Rerun, Verdict, read, write
 from skyward.node.items import EachItem
 from skyward.node.processes import die_with_parent
-from skyward.node.protocol import Returned
+from skyward.node.protocol import Header, Returned
 from skyward.node.shared.runner_side import RunnerShared
 from skyward.transport import exceptions
 from skyward.transport.payload import unpack
@@ -68,7 +68,7 @@ class _Replay:
         self._bodies = Bodies(settings, lambda message: None)
         RunnerShared(lambda message: None, _write, list).install({"paths": paths, "shared": order.shared})
         large = {index: (str(path.with_name(name)), size) for index, (name, size) in self._call.large.items()}
-        self._about: dict[str, Any] = {**self._call.metadata, **({"blobs": large} if large else {})}
+        self._about = cast("Header", {**self._call.metadata, **({"blobs": large} if large else {})})
 
     def run(self) -> tuple[Verdict, Sequence[Any]]:
         """How it ended, after the debugger was left."""

@@ -31,15 +31,28 @@ from skyward.api.info import VARIABLE, announce, call_context, holds_group, pree
 from skyward.errors import PluginError
 from skyward.node import decorators, gpu_failures, logs, processes, stack_dump, stdio
 from skyward.node.body import Bodies, Ending, KeptObjects, RunnerCall, Stopped, end_if_forked, load_item
-from skyward.node.protocol import AgentToRunner, Facts, Raised, Returned, RunnerToAgent
+from skyward.node.protocol import (
+    AgentToRunner,
+    Close,
+    Facts,
+    Grant,
+    Info,
+    InputEnd,
+    InputItems,
+    Raised,
+    Recall,
+    Returned,
+    Run,
+    RunnerToAgent,
+)
 from skyward.node.protocol import Stopped as StoppedVerdict
 from skyward.node.reading import TICK, Turn
-from skyward.node.receiver import Receiver
 from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
 from skyward.transport.blobs import size_of
-from skyward.transport.codec import Message, Raw, split
+from skyward.transport.codec import Buffers, Message, Raw, Receiver, handles, split
+from skyward.transport.exceptions import Described
 from skyward.transport.payload import unpack
 from skyward.transport.streams import Consumer
 
@@ -101,8 +114,9 @@ class Runner:
         if _getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def _from_agent_init(self, settings: dict[str, Any], buffers: list[Any]) -> list[Any]:
-        self._settings = settings
+    @handles(AgentToRunner.Init)
+    def _init(self, message: AgentToRunner.Init) -> Buffers:
+        self._settings = settings = message.settings
         self._threads = settings["threads"]
         self._status = StatusPage(self._status_file, self._threads)
         os.close(self._status_file)
@@ -114,9 +128,9 @@ class Runner:
         self._shared.install(settings)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         logs.install(settings.get("log"))
-        return buffers
+        return message.buffers
 
-    def _begin(self, hooks: list[Any]) -> None:
+    def _begin(self, hooks: Buffers) -> None:
         try:
             if hooks:
                 self._bodies.enter(unpack(hooks[0], hooks[1:]), self._hooks)
@@ -179,78 +193,92 @@ class Runner:
             if call is not _AWAKE:
                 return call
 
-    def _from_agent_call(self, id: str, metadata: dict[str, Any], buffers: list[Any]) -> None:
-        call = RunnerCall(id, metadata, buffers)
-        for key in metadata.get("streams", ()):
-            call.inputs[key] = self._consumer(id, key)
+    @handles(Run)
+    def _run(self, message: Run) -> None:
+        call = RunnerCall(message.id, message.header, list(message.buffers))
+        for key in message.header.get("streams", ()):
+            call.inputs[key] = self._consumer(call.id, key)
         with self._lock:
             taken = self._calls.add(call)
         if taken:
             self._queue.put(call)
         else:
-            self._send(RunnerToAgent.Recalled(id))
+            self._send(RunnerToAgent.Recalled(call.id))
 
     def _is_turn(self, broadcast: str) -> bool:
         with self._lock:
-            present = [call.about["gang"] for call in self._calls.calls.values() if call.about.get("gang")]
+            present = [gang for call in self._calls.calls.values() if (gang := call.about.get("gang"))]
         return broadcast not in present or present[0] == broadcast
 
-    def _from_agent_recall(self, id: str) -> None:
+    @handles(Recall)
+    def _recall(self, message: Recall) -> None:
         with self._lock:
-            given = self._calls.recall(id)
+            given = self._calls.recall(message.id)
         if given:
-            self._send(RunnerToAgent.Recalled(id))
+            self._send(RunnerToAgent.Recalled(message.id))
 
-    def _from_agent_cancel(self, id: str) -> None:
+    @handles(AgentToRunner.Cancel)
+    def _cancel(self, message: AgentToRunner.Cancel) -> None:
         """Gives back a waiting call; interrupts a running one, after which no other starts in this process."""
         with self._lock:
-            call, given = self._calls.cancel(id)
+            call, given = self._calls.cancel(message.id)
             if call is not None:
                 self._send(RunnerToAgent.Leaving(given))  # before its verdict, which takes the lock first
                 self._interrupt(call)
             elif given:
-                self._send(RunnerToAgent.Recalled(id))
+                self._send(RunnerToAgent.Recalled(message.id))
         if call is not None:
-            self._from_agent_exit()
+            self._take_no_more()
 
-    def _from_agent_exit(self) -> None:
+    @handles(AgentToRunner.Exit)
+    def _exit(self, message: AgentToRunner.Exit) -> None:
+        self._take_no_more()
+
+    def _take_no_more(self) -> None:
         for _ in range(self._threads):
             self._queue.put(None)
 
-    def _from_agent_info(self, info: str) -> None:
-        os.environ[VARIABLE] = info
+    @handles(Info)
+    def _info(self, message: Info) -> None:
+        os.environ[VARIABLE] = message.info
 
-    def _from_agent_notice(self, seconds: float) -> None:
-        announce(seconds)
+    @handles(AgentToRunner.Notice)
+    def _notice(self, message: AgentToRunner.Notice) -> None:
+        announce(message.seconds)
         if self._calls.running():
             signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
 
-    def _from_agent_facts(self) -> None:
+    @handles(AgentToRunner.Facts)
+    def _facts(self, message: AgentToRunner.Facts) -> None:
         facts = info_module.facts()
         if self._threads == 1 and (helpers := stack_dump.helpers(self._main)) is not None:
             facts["threads"] = helpers
         self._send(RunnerToAgent.Facts(cast("Facts", facts)))
 
-    def _from_agent_grant(self, id: str, count: int) -> None:
-        call = self._calls.calls.get(id)
+    @handles(Grant)
+    def _grant(self, message: Grant) -> None:
+        call = self._calls.calls.get(message.id)
         if call is not None and call.output is not None:
-            call.output.grant(count)
+            call.output.grant(message.count)
 
-    def _from_agent_close(self, id: str) -> None:
-        call = self._calls.calls.get(id)
+    @handles(Close)
+    def _close(self, message: Close) -> None:
+        call = self._calls.calls.get(message.id)
         if call is not None and call.output is not None:
             call.output.close()
 
-    def _from_agent_items(self, id: str, argument: str, counts: list[int], buffers: list[Any]) -> None:
-        call = self._calls.calls.get(id)
+    @handles(InputItems)
+    def _items(self, message: InputItems) -> None:
+        call = self._calls.calls.get(message.id)
         if call is not None:
-            items = _split(buffers, counts)
-            call.inputs[argument].feed([(item, size_of(item)) for item in items])
+            items = _split(message.buffers, message.counts)
+            call.inputs[message.argument].feed([(item, size_of(item)) for item in items])
 
-    def _from_agent_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
-        call = self._calls.calls.get(id)
+    @handles(InputEnd)
+    def _end(self, message: InputEnd) -> None:
+        call, error = self._calls.calls.get(message.id), cast("Described", message.error)
         if call is not None:  # an error is rebuilt in the body's thread
-            call.inputs[argument].end(exceptions.packed(cast(Any, error), buffers[0]) if error else None)
+            call.inputs[message.argument].end(exceptions.packed(error, message.buffers[0]) if error else None)
 
     def _interrupt(self, call: RunnerCall) -> None:
         if call.output is not None:
@@ -318,7 +346,7 @@ class Runner:
             with self._lock:
                 if not self._calls.leaving:
                     self._send(RunnerToAgent.Leaving(self._calls.leave()))  # before the verdict
-                    self._from_agent_exit()
+                    self._take_no_more()
 
     def _run_body(self, call: RunnerCall) -> Ending:
         """After this returns, Stopped can no longer be raised."""
@@ -426,7 +454,7 @@ class Runner:
                 os._exit(status)
 
 
-def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:
+def _split(buffers: Buffers, counts: list[int]) -> list[list[Any]]:
     rest = iter(buffers)
     return [[next(rest) for _ in range(count)] for count in counts]
 

@@ -23,8 +23,7 @@ from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_slots import Slot
 from skyward.node.logs import readable
 from skyward.node.orders import AgentToForkServer, ForkServerToAgent, written
-from skyward.node.protocol import AgentToClient, AgentToRunner, Body, RunnerToAgent
-from skyward.node.receiver import Message as OldMessage
+from skyward.node.protocol import AgentToClient, AgentToRunner, Body, ClientToAgent, RunnerToAgent
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
@@ -103,8 +102,10 @@ class RunnerProcess:
         self._reader = FrameReader()
         self._writer = FrameWriter()
 
-    def send(self, messages: list[Any], buffers: list[Any]) -> bool:
-        self._writer.add(encode(messages, buffers))
+    def send(self, message: Message) -> bool:
+        """False when bytes remain unsent."""
+        raw, buffers = message.encoded()
+        self._writer.add(encode([raw], buffers))
         return self.flush()
 
     def flush(self) -> bool:
@@ -228,15 +229,15 @@ class Runners:
             os.set_blocking(pipe.fd, False)
             self._listen(process, pipe)
 
-    def send(self, name: str, message: OldMessage, buffers: list[Any] | None = None) -> None:
+    def send(self, name: str, message: Message) -> None:
         """Ignored if the runner is gone."""
         process = self._processes.get(name)
         if process is None or process.eof:
             return
-        if not process.send([message], buffers or []):
+        if not process.send(message):
             self._watch(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def send_all(self, message: OldMessage) -> None:
+    def send_all(self, message: Message) -> None:
         for name in list(self._processes):
             self.send(name, message)
 
@@ -423,8 +424,9 @@ class Standing:
         self._since: dict[str, float] = {}
         self._busy = False
 
-    def _from_client_where(self, request: int, ids: list[str] | None) -> None:
-        self._questions.append((request, ids))
+    @handles(ClientToAgent.Where)
+    def _where(self, message: ClientToAgent.Where) -> None:
+        self._questions.append((message.request, message.ids))
         if not self._busy:
             self._begin()
 
@@ -442,7 +444,7 @@ class Standing:
         for slot in self._calls.slots.values():
             if slot.state == "ready" and ids is not None:  # a person who looks does not wait for what bodies know
                 self._silent.add(slot.name)
-                self._runners.send(slot.name, AgentToRunner.facts())
+                self._runners.send(slot.name, AgentToRunner.Facts())
             bodies = self._bodies(slot, ids)
             self._answer += bodies
             asked = deque(body for body in bodies if body["state"] != "idle")

@@ -27,7 +27,7 @@ SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else int(signa
 
 _PACKAGE = str(Path(__file__).parent.parent) + "/"
 _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
-_END = re.compile(r'/node/runner\.py", line \d+ in (_work|_from_agent_init)\n')  # what is outside says nothing
+_END = re.compile(r'/node/runner\.py", line \d+ in (_work|_init)\n')  # what is outside says nothing
 _DUMP = re.compile(
     r"^(?P<head>(?:Current thread|Thread|Stack)\b[^\n]* \(most recent call first\):\n)"
     r"(?P<frames>(?:  (?:File |\.\.\.)[^\n]*(?:\n|\Z))+)"

@@ -18,8 +18,8 @@ from skyward.api.secret import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError, SkywardError
 from skyward.node.orders import ClientToKeeper, KeeperToClient, RunOrder, written
-from skyward.node.receiver import Malformed
 from skyward.transport.codec import Message, Receiver, handles
+from skyward.transport.frames import Malformed
 
 __all__ = ["Keeper", "KeeperClient", "PlacedKeeper"]
 

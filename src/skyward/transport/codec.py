@@ -16,6 +16,7 @@ needed. What does not fit them is Malformed; what concerns several fields is che
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +56,7 @@ __all__ = [
     "fits",
     "halves",
     "handles",
+    "is_count",
     "split",
 ]
 
@@ -207,6 +209,11 @@ def check(message: Message) -> None:
     decoder(type(message))(json.loads(json.dumps(raw)), buffers)
 
 
+def is_count(value: Any) -> bool:
+    """Whether it is a number of things: whole, not negative, and not beyond any counter."""
+    return value.__class__ is int and 0 <= value <= _COUNT
+
+
 def kind_of(message: type[Message]) -> str:
     return vars(message)["__kind"] or re.sub(r"(?<=.)(?=[A-Z])", "_", message.__name__).lower()
 
@@ -214,7 +221,7 @@ def kind_of(message: type[Message]) -> str:
 @cache
 def decoder(message: type[M]) -> Callable[[Raw, Buffers], M]:
     """The function that makes a message of what came, and its buffers; it raises Malformed."""
-    known: dict[str, Any] = {"cls": message, "new": object.__new__}
+    known: dict[str, Any] = {"cls": message, "new": object.__new__, "inf": math.inf}
     known |= {"wrong_length": _wrong_length, "wrong_field": _wrong_field, "missing": _missing}
     kind, hints, (fields, named) = kind_of(message), _hints(message), _fields(message)
     count = len(fields) + bool(named)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.protocol import RunnerToAgent
+from skyward.node.protocol import ClientToAgent, RunnerShare
 from skyward.node.shared.agent_side import Shared
 from skyward.node.timers import Timers
 from skyward.transport.link import Link, greet
@@ -66,11 +66,11 @@ def test_a_node_that_hears_that_node_0_is_gone_tells_those_who_wait_and_asks_the
         shared.tell = told.append
         shared.settings = {"head": ["node-0", 1]}
         runner: Any = type("Runner", (), {"name": "r"})()
-        shared._asked_by_runner(RunnerToAgent.Share(["ask", 1, "", "event", "e", "wait", [], None, 0], []), runner)
+        shared._asked_by_runner(RunnerShare(["ask", 1, "", "event", "e", "wait", [], None, 0], []), runner)
         assert (sent, told) == ([], [])
-        shared._from_client_head(None)
-        shared._from_client_lost(0, None, "it was taken away")
-        [(name, message, _)] = sent
-        assert (name, message[1][:2], message[1][3]) == ("r", ["answer", 1], "lost")
-        shared._asked_by_runner(RunnerToAgent.Share(["ask", 2, "", "event", "e", "wait", [], None, 0], []), runner)
+        shared._head(ClientToAgent.Head(None))
+        shared._lost(ClientToAgent.Lost(0, None, "it was taken away"))
+        [(name, share)] = sent
+        assert (name, share.message[:2], share.message[3]) == ("r", ["answer", 1], "lost")
+        shared._asked_by_runner(RunnerShare(["ask", 2, "", "event", "e", "wait", [], None, 0], []), runner)
         assert [message.message[1] for message in told] == [2]

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from skyward.node.protocol import Share
 from skyward.node.shared.links import Uplink
-from skyward.node.shared.protocol import AgentToHead
 from skyward.transport.frames import encode
 from skyward.transport.link import greet
 
@@ -22,7 +22,7 @@ def test_what_node_0_cannot_read_is_given_up_in_the_end_and_those_who_wait_are_t
     lost: list[str] = []
     with selectors.DefaultSelector() as selector, far:
         uplink = Uplink(1, selector, time.monotonic, woken.set, lambda: near, lambda *_: None, lost.append)
-        uplink.post(AgentToHead.Share("1/token/runner", ["gone", "why", 0], []))
+        uplink.post(Share("1/token/runner", ["gone", "why", 0], []))
         hello = greet(far, None, time.monotonic() + 30)
         for piece in encode({"incarnation": "x", "session": hello["session"], "received": 0, "unread": unread}):
             far.sendall(piece)

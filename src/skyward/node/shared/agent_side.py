@@ -19,13 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.client_link import ClientLink
-from skyward.node.protocol import AgentToClient, AgentToRunner, RunnerToAgent
-from skyward.node.receiver import Malformed
-from skyward.node.receiver import Message as RawMessage
+from skyward.node.protocol import ClientToAgent, RunnerShare, Share
 from skyward.node.runners import RunnerProcess
 from skyward.node.shared.protocol import AgentToHead, HeadToAgent
 from skyward.node.timers import Timers
-from skyward.transport.codec import Buffers, Message, Receiver, handles
+from skyward.transport.codec import Buffers, Message, Raw, Receiver, handles
+from skyward.transport.frames import Malformed
 
 if TYPE_CHECKING:  # imported with the first question
     from skyward.node.shared.links import Relay, Uplink
@@ -54,7 +53,7 @@ class Shared:
         selector: selectors.BaseSelector,
         clock: Callable[[], float],
         timers: Timers,
-        send: Callable[[str, RawMessage, list[Any]], None],
+        send: Callable[[str, Message], None],
         dial: Dial,
         wake: Callable[[], None],
     ) -> None:
@@ -113,13 +112,21 @@ class Shared:
 
     # what client and runners say
 
-    def _from_client_share(self, asker: str, message: RawMessage, buffers: list[Any]) -> None:
+    @handles(Share)
+    def _shared(self, share: Share, node: int | None = None) -> None:
+        """From the client; or, with its number, from another node."""
+        asker = share.asker
+        if node is not None and asker.partition("/")[0] != str(node):
+            raise Malformed(f"node {node} asks for {asker[:80]!r}, which is not one of its processes")
         if self._node == 0:
-            self._server().hear(asker, message, buffers, partial(self._to_client, asker))
+            route = self._to_client if node is None else self._to_peer
+            self._server().hear(asker, share.message, share.buffers, partial(route, asker))
         elif self._passing is not None:
-            self._passing.down(asker, message, buffers)
+            self._passing.down(asker, share.message, share.buffers)
 
-    def _from_client_lost(self, node: int, rank: int | None, why: str) -> None:
+    @handles(ClientToAgent.Lost)
+    def _lost(self, message: ClientToAgent.Lost) -> None:
+        node, rank, why = message.node, message.rank, message.why
         if self._made is not None:
             if rank is None and (peer := self._peers.pop(node, None)) is not None:
                 peer[0].drop()
@@ -129,13 +136,15 @@ class Shared:
         elif self._passing is not None and node == 0 and rank is None:
             self._passing.lost(f"node 0, which kept the shared collections of the pool, is lost ({why}).", direct=False)
 
-    def _from_client_head(self, place: list[Any] | None) -> None:
+    @handles(ClientToAgent.Head)
+    def _head(self, message: ClientToAgent.Head) -> None:
+        place = message.place
         before, self.settings["head"] = self.settings.get("head"), place
         if before is not None and place is None and self._up is not None:
             self._up.renounce("node 0, which kept the shared collections of the pool, is lost.")
 
-    @handles(RunnerToAgent.Share)
-    def _asked_by_runner(self, share: RunnerToAgent.Share, runner: RunnerProcess) -> None:
+    @handles(RunnerShare)
+    def _asked_by_runner(self, share: RunnerShare, runner: RunnerProcess) -> None:
         asker = self._asker(runner.name)
         if self._node == 0:
             self._server().hear(asker, share.message, share.buffers, partial(self._to_runner, runner.name))
@@ -145,11 +154,11 @@ class Shared:
     def _asker(self, runner: str) -> str:
         return f"{self._node}/{self._token}/{runner}"
 
-    def _to_client(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
-        self.tell(AgentToClient.Share(asker, message, buffers))
+    def _to_client(self, asker: str, message: Raw, buffers: Buffers) -> None:
+        self.tell(Share(asker, message, buffers))
 
-    def _to_runner(self, runner: str, message: RawMessage, buffers: list[Any]) -> None:
-        self._send(runner, AgentToRunner.share(message, len(buffers)), buffers)
+    def _to_runner(self, runner: str, message: Raw, buffers: Buffers) -> None:
+        self._send(runner, RunnerShare(message, buffers))
 
     # node 0
 
@@ -189,16 +198,10 @@ class Shared:
         away[0] = 0.0
         link.attach(sock, hello)
 
-    @handles(AgentToHead.Share)
-    def _asked_by_peer(self, share: AgentToHead.Share, node: int) -> None:
-        if share.asker.partition("/")[0] != str(node):
-            raise Malformed(f"node {node} asks for {share.asker[:80]!r}, which is not one of its processes")
-        self._server().hear(share.asker, share.message, share.buffers, partial(self._to_peer, share.asker))
-
-    def _to_peer(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
+    def _to_peer(self, asker: str, message: Raw, buffers: Buffers) -> None:
         peer = self._peers.get(int(asker.partition("/")[0]))
         if peer is not None:
-            peer[0].tell_now(HeadToAgent.Share(asker, message, buffers))
+            peer[0].tell_now(Share(asker, message, buffers))
 
     def _give_up(self, node: int, why: str) -> None:
         self._server().gone_all(f"{node}/", why)
@@ -254,6 +257,6 @@ class _Down:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    @handles(HeadToAgent.Share)
-    def _answered(self, share: HeadToAgent.Share) -> None:
+    @handles(Share)
+    def _answered(self, share: Share) -> None:
         self._relay.down(share.asker, share.message, share.buffers)

@@ -26,15 +26,15 @@ from skyward.errors import (
     SharedTimeout,
     SharedTooLarge,
 )
-from skyward.node.receiver import Message, Receiver
 from skyward.node.shared.protocol import LARGEST, AskerToServer, ServerToAsker
+from skyward.transport.codec import Raw, Receiver, handles
 from skyward.transport.frames import TooLarge, nbytes
 from skyward.transport.payload import Packer, unpack
 
 __all__ = ["LATE", "Channel", "Post", "no_answer", "pack_value", "refuse_child", "unpack_value"]
 
 
-Post = Callable[[Message, list[Any]], None]
+Post = Callable[[Raw, list[Any]], None]
 
 LATE = 3.0
 """Seconds after a timeout within which its reply may come."""
@@ -83,7 +83,7 @@ class Channel:
         unpack: Callable[[Any], Any],
         call: Callable[[], str | None] = lambda: None,
         age: Callable[[], float] = lambda: 0.0,
-        opening: Callable[[], Message] | None = None,
+        opening: Callable[[], Raw] | None = None,
     ) -> None:
         self._opening, self._opened = opening, opening is None
         self._post, self.pack, self.unpack, self.call, self.age = post, pack, unpack, call, age
@@ -119,9 +119,8 @@ class Channel:
             if self._closed:  # by now it is known who waits, and `close` answers all of them
                 raise PoolClosed(self._closed)
             self._open()
-            self._post(
-                AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, timeout, len(values)), values
-            )
+            asked = AskerToServer.Ask(id, self._epoch, kind, name, operation, arguments, timeout, values)
+            self._post(asked.encoded()[0], values)
             sent = True
             code, result, found = self._wait(wait, timeout)
         except BaseException as exc:
@@ -160,9 +159,10 @@ class Channel:
         """Sends a request without waiting for its reply."""
         id, values = next(self._ids), values or []
         self._left[id] = kind, name, operation
-        self._tell(AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, None, len(values)), values)
+        asked = AskerToServer.Ask(id, self._epoch, kind, name, operation, arguments, None, values)
+        self._tell(asked.encoded()[0], values)
 
-    def _tell(self, message: Message, values: list[Any]) -> None:
+    def _tell(self, message: Raw, values: list[Any]) -> None:
         try:
             self._post(message, values)
         except SharedError:
@@ -196,7 +196,9 @@ class Channel:
         self._closed = text
         self.fail("closed", text)
 
-    def _from_server_answer(self, id: int, epoch: str, code: str, result: Any, buffers: list[Any]) -> None:
+    @handles(ServerToAsker.Answer)
+    def _answered(self, answer: ServerToAsker.Answer) -> None:
+        id, epoch, code, result, buffers = answer.id, answer.epoch, answer.code, answer.result, list(answer.buffers)
         if not self._epoch or code == "lost":
             self._epoch = epoch
         if code == "lost":
@@ -216,7 +218,7 @@ class Channel:
             if still:
                 self._left[id] = wait.question
         if still:
-            self._tell(AskerToServer.withdraw(id), [])
+            self._tell(AskerToServer.Withdraw(id).encoded()[0], [])
         elif wait.answer is not None:
             self._undo(wait.question, *wait.answer)
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.node.client_link import hear_link
 from skyward.node.greeting import checked_greeting
-from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Message as RawMessage
-from skyward.node.shared.protocol import AgentToHead, AskerToServer, ServerToAsker
+from skyward.node.protocol import RunnerShare, Share
+from skyward.node.shared.protocol import AskerToServer, ServerToAsker
 from skyward.transport.backoff import backoff
-from skyward.transport.codec import Buffers, Message
+from skyward.transport.codec import Buffers, Message, Raw
 from skyward.transport.link import Link, greet
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Relay:
 
     def __init__(
         self,
-        send: Callable[[str, RawMessage, list[Any]], None],
+        send: Callable[[str, Message], None],
         tell: Callable[[Message], None],
         post: Callable[[Message], None],
         direct: Callable[[], bool],
@@ -42,26 +41,26 @@ class Relay:
         self._open: dict[str, set[int]] = {}  # of each asker, the questions that have no answer yet
         self._ways: dict[str, bool] = {}  # of each asker, whether it uses the link; it keeps to that
 
-    def up(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
+    def up(self, asker: str, message: Raw, buffers: Buffers) -> None:
         unanswered = self._open.setdefault(asker, set())
         if message[0] == "ask":
             unanswered.add(message[1])
         if asker not in self._ways:
             self._ways[asker] = self._direct()
         if self._ways[asker]:
-            self._post(AgentToHead.Share(asker, message, buffers))
+            self._post(Share(asker, message, buffers))
         else:
-            self._tell(AgentToClient.Share(asker, message, buffers))
+            self._tell(Share(asker, message, buffers))
 
-    def down(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
+    def down(self, asker: str, message: Raw, buffers: Buffers) -> None:
         unanswered = self._open.get(asker)
         if unanswered is not None:
             unanswered.discard(message[1])
-            self._send(runner_of(asker), AgentToRunner.share(message, len(buffers)), list(buffers))
+            self._send(runner_of(asker), RunnerShare(message, buffers))
 
     def ended(self, asker: str, why: str) -> None:
         if asker in self._open:
-            self.up(asker, AskerToServer.gone(why), [])
+            self.up(asker, AskerToServer.Gone(why).encoded()[0], [])
             del self._open[asker], self._ways[asker]
 
     def lost(self, why: str, *, direct: bool | None = None) -> None:
@@ -70,8 +69,8 @@ class Relay:
                 continue
             ids, self._open[asker] = unanswered, set()
             for id in sorted(ids):
-                answer = ServerToAsker.answer(id, "", "lost", why, 0)
-                self._send(runner_of(asker), AgentToRunner.share(answer, 0), [])
+                answer = ServerToAsker.Answer(id, "", "lost", why, [])
+                self._send(runner_of(asker), RunnerShare(*answer.encoded()))
         self._ways.update((asker, self._direct()) for asker in self._open)
 
 
@@ -110,7 +109,7 @@ class Uplink:
         clock: Callable[[], float],
         wake: Callable[[], None],
         dial: Callable[[], socket.socket],
-        obey: Callable[[list[RawMessage], list[Any]], None],
+        obey: Callable[[list[Raw], list[Any]], None],
         lost: Callable[[str], None],
     ) -> None:
         self._node, self._selector, self._clock = node, selector, clock

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from operator import index
-from typing import Any
+from typing import Annotated, Any
 
 from skyward.errors import (
     InvalidArgument,
     SharedTooLarge,
 )
 from skyward.node.protocol import Share
-from skyward.node.receiver import Direction, Message
-from skyward.transport import codec
+from skyward.transport.codec import Buffers, Direction, Message, Within
 
 __all__ = [
     "COUNTER_END",
@@ -104,58 +103,61 @@ LARGEST = 16 << 20
 COUNTER_END = 1 << 63
 
 
+Limit = Annotated[float | None, Within(-math.inf, math.inf)]
+
+
 class AskerToServer(Direction):
-    sender = "asker"
-
-    @staticmethod
-    def open(label: str, rank: int | None) -> Message:
+    class Open(Message):
         """The first message of a process: how errors call it, and which rank it is (none: the client)."""
-        return ["open", label, rank, 0]
 
-    @staticmethod
-    def ask(
-        id: int,
-        epoch: str,
-        kind: str,
-        name: str,
-        operation: str,
-        arguments: list[Any],
-        timeout: float | None,
-        buffers: int,
-    ) -> Message:
+        label: str
+        rank: int | None
+
+    class Ask(Message):
         """Do this with the collection of this name; there is one answer. `epoch` is that of the last answer, if any.
-        The operations, with their arguments, are methods in `node/shared/state.py` and `node/shared/state.py`.
-        Buffers: values, pickled."""
-        return ["ask", id, epoch, kind, name, operation, arguments, timeout, buffers]
+        The operations, with their arguments, are methods in `node/shared/state.py`. Buffers: values, pickled.
+        """
 
-    @staticmethod
-    def withdraw(id: int) -> Message:
+        id: int
+        epoch: str
+        kind: str
+        name: str
+        operation: str
+        arguments: list[Any]
+        timeout: Limit
+        buffers: Buffers
+
+    class Withdraw(Message):
         """Do not wait any longer; what was answered already stays answered."""
-        return ["withdraw", id, 0]
 
-    @staticmethod
-    def gone(why: str) -> Message:
+        id: int
+
+    class Gone(Message):
         """The process has ended; its agent says so."""
-        return ["gone", why, 0]
+
+        why: str
 
 
 class ServerToAsker(Direction):
-    sender = "server"
-
-    @staticmethod
-    def answer(id: int, epoch: str, code: str, result: Any, buffers: int) -> Message:
+    class Answer(Message):
         """The answer to `ask`. `code` is empty, or says what went wrong; then the result is a text, or a list that
-        begins with one. Buffers: values, pickled."""
-        return ["answer", id, epoch, code, result, buffers]
+        begins with one. Buffers: values, pickled.
+        """
+
+        id: int
+        epoch: str
+        code: str
+        result: Any
+        buffers: Buffers
 
 
-class AgentToHead(codec.Direction):
+class AgentToHead(Direction):
     """Messages of runners of the sending node, for the server."""
 
     Share = Share
 
 
-class HeadToAgent(codec.Direction):
+class HeadToAgent(Direction):
     """Messages of the server, for runners of the receiving node."""
 
     Share = Share

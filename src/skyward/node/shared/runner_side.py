@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.api.info import current_call, instance_info
 from skyward.errors import SharedLost
-from skyward.node.protocol import RunnerToAgent
-from skyward.node.receiver import Message as RawMessage
+from skyward.node.protocol import RunnerShare
 from skyward.node.shared.names import serve_by
 from skyward.transport import frames
-from skyward.transport.codec import Message
+from skyward.transport.codec import Message, Raw, handles
 
 if TYPE_CHECKING:  # imported when a collection is used
     from skyward.node.shared.channel import Channel
@@ -94,24 +93,25 @@ class RunnerShared:
         ages = [time.monotonic() - began for id, began, _ in self._calls() if call is not None and id == call[0]]
         return ages[0] if ages else 0.0
 
-    def _opening(self) -> RawMessage:
+    def _opening(self) -> Raw:
         from skyward.node.shared.protocol import AskerToServer
 
         info = instance_info()
         where = "" if info.rank == info.node else f" (node {info.node})"
-        return AskerToServer.open(f"rank {info.rank}{where}", info.rank)
+        return AskerToServer.Open(f"rank {info.rank}{where}", info.rank).encoded()[0]
 
     # over the agent's socket
 
-    def _post(self, message: RawMessage, values: list[Any]) -> None:
-        self._send(RunnerToAgent.Share(message, values))
+    def _post(self, message: Raw, values: list[Any]) -> None:
+        self._send(RunnerShare(message, values))
 
-    def _from_agent_share(self, message: RawMessage, buffers: list[Any]) -> None:
-        self.channel().hear(message, buffers)
+    @handles(RunnerShare)
+    def _answered(self, share: RunnerShare) -> None:
+        self.channel().hear(share.message, share.buffers)
 
     # over a connection of its own
 
-    def _post_direct(self, message: RawMessage, values: list[Any]) -> None:
+    def _post_direct(self, message: Raw, values: list[Any]) -> None:
         sock = self._sock or self._connect(message[7] if message[0] == "ask" else None)
         try:
             self._write(sock, self._send_lock, frames.encode([message], values))

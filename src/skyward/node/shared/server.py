@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, cast
 
 from skyward.api.info import InstanceInfo
-from skyward.node.receiver import Message, Receiver, halves
 from skyward.node.shared.protocol import AskerToServer, ServerToAsker
 from skyward.node.shared.state import Answer, SharedState
 from skyward.node.timers import Timers
 from skyward.transport import local_sockets
+from skyward.transport.codec import Buffers, Raw, Receiver, halves, handles
 from skyward.transport.frames import Buffer, FrameReader, FrameWriter, encode
 from skyward.transport.link import greet
 
@@ -29,7 +29,7 @@ log = logging.getLogger("skyward.engine")
 
 _GREETING = 10.0
 
-Route = Callable[[Message, list[Any]], None]
+Route = Callable[[Raw, list[Any]], None]
 
 
 class Server:
@@ -49,11 +49,11 @@ class Server:
         self._due: tuple[float, int] | None = None
         self._receive = Receiver(AskerToServer, self).hear
 
-    def hear(self, asker: str, message: Message, buffers: Sequence[Any], route: Route) -> None:
+    def hear(self, asker: str, message: Raw, buffers: Buffers, route: Route) -> None:
         """Replies go by `route`."""
         if asker not in self._routes:
             self._routes[asker] = route
-        self._receive(message, list(buffers), asker)
+        self._receive(message, buffers, asker)
         self._flush()
 
     def gone(self, asker: str, why: str) -> None:
@@ -79,35 +79,39 @@ class Server:
 
     # what processes say
 
-    def _from_asker_open(self, asker: str, label: str, rank: int | None) -> None:
-        info = self._info()
+    @handles(AskerToServer.Open)
+    def _opened(self, message: AskerToServer.Open, asker: str) -> None:
+        info, rank = self._info(), message.rank
         self._state.around.ranks = info.world_size
-        self._state.open(asker, label, rank if rank is not None and _may_be(asker, rank, info) else None)
+        self._state.open(asker, message.label, rank if rank is not None and _may_be(asker, rank, info) else None)
 
-    def _from_asker_ask(
-        self,
-        asker: str,
-        id: int,
-        epoch: str,
-        kind: str,
-        name: str,
-        operation: str,
-        arguments: list[Any],
-        timeout: float | None,
-        buffers: list[Any],
-    ) -> None:
-        values = [bytes(buffer) for buffer in buffers]  # a view would keep all that came with it
+    @handles(AskerToServer.Ask)
+    def _asked(self, message: AskerToServer.Ask, asker: str) -> None:
+        values = [bytes(buffer) for buffer in message.buffers]  # a view would keep all that came with it
         self._deliver(
-            self._state.ask(asker, id, epoch, kind, name, operation, arguments, timeout, values, self._clock())
+            self._state.ask(
+                asker,
+                message.id,
+                message.epoch,
+                message.kind,
+                message.name,
+                message.operation,
+                message.arguments,
+                message.timeout,
+                values,
+                self._clock(),
+            )
         )
-        if timeout is not None:
+        if message.timeout is not None:
             self._set_timer()
 
-    def _from_asker_withdraw(self, asker: str, id: int) -> None:
-        self._deliver(self._state.withdraw(asker, id))
+    @handles(AskerToServer.Withdraw)
+    def _withdrawn(self, message: AskerToServer.Withdraw, asker: str) -> None:
+        self._deliver(self._state.withdraw(asker, message.id))
 
-    def _from_asker_gone(self, asker: str, why: str) -> None:
-        self.gone(asker, why)
+    @handles(AskerToServer.Gone)
+    def _asker_gone(self, message: AskerToServer.Gone, asker: str) -> None:
+        self.gone(asker, message.why)
 
     def _deliver(self, answers: list[Answer]) -> None:
         for asker, message, values in answers:
@@ -148,7 +152,7 @@ class Server:
         self._routes[direct.name] = partial(self._queue, direct)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._on_direct, direct))
 
-    def _queue(self, direct: _Direct, message: Message, values: list[Any]) -> None:
+    def _queue(self, direct: _Direct, message: Raw, values: list[Any]) -> None:
         direct.messages.append(message)
         direct.buffers += values
         self._unsent[direct.name] = direct
@@ -247,7 +251,7 @@ def serving(path: str, info: InstanceInfo) -> Generator[None]:
         selector.close()
 
 
-def _encoded(messages: list[Message], buffers: Sequence[Any]) -> list[Buffer]:
+def _encoded(messages: list[Raw], buffers: Sequence[Any]) -> list[Buffer]:
     try:
         return encode(messages, buffers)
     except (RecursionError, TypeError, ValueError) as exc:
@@ -255,7 +259,8 @@ def _encoded(messages: list[Message], buffers: Sequence[Any]) -> list[Buffer]:
             return [piece for half in halves(messages, buffers) for piece in _encoded(*half)]
         log.error("an answer about shared collections cannot be sent: %.200s", exc)
         _, id, epoch, *_ = messages[0]
-        return encode([ServerToAsker.answer(id, epoch, "too large", f"the answer cannot be sent: {exc}", 0)])
+        answer = ServerToAsker.Answer(id, epoch, "too large", f"the answer cannot be sent: {exc}", [])
+        return encode([answer.encoded()[0]])
 
 
 def _may_be(asker: str, rank: int, info: InstanceInfo) -> bool:
@@ -268,6 +273,6 @@ class _Direct:
     def __init__(self, name: str, sock: socket.socket) -> None:
         self.name, self.sock = name, sock
         self.reader, self.writer = FrameReader(), FrameWriter()
-        self.messages: list[Message] = []
+        self.messages: list[Raw] = []
         self.buffers: list[Any] = []
         self.waits = False  # whether something waits for the socket to take more

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from skyward.node.receiver import Message
 from skyward.node.shared.handles import Asker, Collection, Refused, Reply, Request, Surroundings, done, seconds
 from skyward.node.shared.protocol import COUNTER_END, ServerToAsker, joined_keys, split_keys
+from skyward.transport.codec import Raw
 
 __all__ = ["KINDS", "ROOM", "Answer", "Barrier", "Counter", "Event", "Lock", "Meeting", "Queue", "Set", "SharedState"]
 
@@ -469,7 +469,7 @@ KINDS: dict[str, type[Collection]] = {kind.kind: kind for kind in _ALL}
 ROOM = 1 << 30
 _REPEATED = 5.0
 
-Answer = tuple[str, Message, list[bytes]]
+Answer = tuple[str, Raw, list[bytes]]
 """Recipient, message, buffers."""
 
 
@@ -624,4 +624,5 @@ class SharedState:
         found = self._waiting.pop((asker, request.id), None)
         if found is not None and not found[0].lasting and not found[0].waiting:
             self._collections.pop(found[0].name, None)
-        return asker, ServerToAsker.answer(request.id, self.epoch, code, result, len(values)), values
+        answer = ServerToAsker.Answer(request.id, self.epoch, code, result, values)
+        return asker, answer.encoded()[0], values

@@ -21,9 +21,9 @@ from skyward.errors import HostUnreachable
 from skyward.node.join import WAIT
 from skyward.node.orders import ClientToJoiner, written
 from skyward.node.peers import Waiting, WaitingPeers, accept_all
-from skyward.node.receiver import Malformed, split
 from skyward.transport.certificates import Authority, context
-from skyward.transport.codec import Message
+from skyward.transport.codec import Message, split
+from skyward.transport.frames import Malformed
 from skyward.transport.link import tune
 
 __all__ = ["Control", "JoinedMachine", "Listener", "MachineLeft", "Member", "NotStarted"]
