@@ -140,5 +140,5 @@ def make_engine(world: World) -> Engine:
         present=world.nodes - len(world.joining),
         replaces=world.replaces,
     )
-    around = Surroundings(clock=world.clock, connections=SimHub, uploads=SimCargo, feed=SimFeeder)  # type: ignore[arg-type]
+    around = Surroundings(world.clock, SimHub, SimCargo, SimFeeder, in_thread=lambda act: act())  # type: ignore[arg-type]
     return Engine(plan, SimMachines(), around)

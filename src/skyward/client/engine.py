@@ -88,13 +88,14 @@ class Surroundings:
     connections: type[Connections] = Connections
     uploads: type[Uploads] = Uploads
     feed: Callable[..., Producer] = feed
+    in_thread: Callable[[Callable[[], object]], None] = run_in_thread
 
 
 class Engine:
     def __init__(self, plan: PoolSettings, machines: Machines, surroundings: Surroundings | None = None) -> None:
         around = surroundings or Surroundings()
         self._plan, self._machines = plan, machines
-        self._clock, self._feed = around.clock, around.feed
+        self._clock, self._feed, self._in_thread = around.clock, around.feed, around.in_thread
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         revive = None if plan.local or plan.epoch else machines.revive
@@ -407,7 +408,7 @@ class Engine:
         for name in names:
             self._uploads.drop(name)
         if paths:
-            self._defer(run_in_thread, partial(_remove, paths))  # large files take long to remove
+            self._defer(self._in_thread, partial(_remove, paths))  # large files take long to remove
 
     def _tell_forgotten(self) -> None:
         if self._forgotten:
