@@ -15,7 +15,7 @@ from skyward.events import (
     PoolOpening,
     Progress,
 )
-from skyward.view.cells import Cells
+from skyward.view.console import Cells
 
 
 class Notebook:
