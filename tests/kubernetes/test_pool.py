@@ -36,3 +36,17 @@ def test_a_pool_of_pods_takes_calls_of_all_kinds_and_leaves_nothing(cluster: Clu
         assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     assert "is deleted" in str(pool.receipt)
     assert not cluster.items("jobs")
+
+
+@sky.compute
+def rank() -> tuple[int, int]:
+    info = sky.instance_info()
+    return info.rank, info.world_size
+
+
+def test_each_pod_may_run_several_processes(cluster: Cluster, provider: sky.Kubernetes) -> None:
+    with sky.ComputePool(provider=provider, nodes=2, processes_per_node=2, vcpus=1, memory_gb=1, console=False) as pool:
+        assert rank() @ pool == [(0, 4), (1, 4), (2, 4), (3, 4)]
+        (job,) = cluster.items("jobs")
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"cpu": "1", "memory": "954Mi"}

@@ -65,40 +65,33 @@ def _pause() -> None:
         pass
 
 
-class _Stay:
-    def __init__(self, patience: float, grace: float) -> None:
-        self._patience, self._grace = patience, grace
-        self._told = False
+def _stay(patience: float, grace: float) -> int:
+    told: list[int] = []
 
-    def run(self) -> int:
-        signal.signal(signal.SIGTERM, self._on_notice)
-        keeper, busy = None, time.monotonic()
-        while keeper is None:
-            if self._told:
-                return _TAKEN_AWAY
-            if _is_busy():
-                busy = time.monotonic()
-            elif time.monotonic() - busy > self._patience:
-                return 0  # whoever wanted this pod is gone
-            _pause()
-            keeper = find_keeper()
-        pid, directory = keeper
-        while _KEEPER in _words(str(pid)):
-            _pause()
-        if self._told:
-            return _TAKEN_AWAY
-        return CRASHED if os.path.exists(directory) else 0  # a keeper that ends removes its directory
-
-    def _on_notice(self, number: int, frame: object) -> None:
+    def on_notice(number: int, frame: object) -> None:
         """The pod is to end: evicted, preempted, or deleted."""
-        if self._told:
-            return
-        self._told = True
         path = os.environ.get("SKYWARD_NOTICE", "")
-        if path:
+        if path and not told:
             with open(path + ".part", "w") as file:
-                file.write(str(time.time() + self._grace))
+                file.write(str(time.time() + grace))
             os.rename(path + ".part", path)
+        told.append(number)
+
+    signal.signal(signal.SIGTERM, on_notice)
+    busy = time.monotonic()
+    while (keeper := find_keeper()) is None:
+        if told:
+            return _TAKEN_AWAY
+        if _is_busy():
+            busy = time.monotonic()
+        elif time.monotonic() - busy > patience:
+            return 0  # whoever wanted this pod is gone
+        _pause()
+    pid, directory = keeper
+    while _KEEPER in _words(str(pid)):
+        _pause()
+    # a keeper that ends removes its directory
+    return _TAKEN_AWAY if told else CRASHED if os.path.exists(directory) else 0
 
 
 def _reach(host: str, port: int) -> int:
@@ -141,7 +134,7 @@ def _write(piece: bytes) -> None:
 def main() -> NoReturn:
     words = sys.argv[1:]
     if words[0] == "stay":
-        sys.exit(_Stay(float(words[1]), float(words[2])).run())
+        sys.exit(_stay(float(words[1]), float(words[2])))
     sys.exit(_reach(words[1], int(words[2])))
 
 

@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from skyward.api.context import PoolContext
 from skyward.api.image import mask
@@ -37,7 +38,7 @@ from skyward.transport.blobs import Store
 if TYPE_CHECKING:
     from skyward.setup.env.remote import Packages
 
-__all__ = ["LOCAL_LEASE", "RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared"]
+__all__ = ["LOCAL_LEASE", "RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared", "send"]
 
 
 _STOP_TIMEOUT = 20
@@ -410,6 +411,23 @@ _REASONS = {
     "No such file": "the directory does not exist there.",
     "cut short": "not all of it arrived: the file changed while it was read, or the connection broke. Try again.",
 }
+
+
+def send(
+    run: Callable[[Sequence[str], bytes | IO[bytes], float | None], Finished],
+    name: str,
+    source: bytes | Path,
+    dest: str,
+) -> None:
+    """Puts a file on a machine by a program there that reads it."""
+    receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            done = run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
+    else:
+        done = run([*receive, str(len(source))], source, None)
+    if done.code != 0:
+        raise not_copied(name, dest, done)
 
 
 def not_copied(name: str, dest: str, done: Finished) -> BootstrapError:

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -23,7 +22,7 @@ from typing import IO
 from skyward.api.shell import Finished, PodTarget, Process
 from skyward.errors import BootstrapError, HostUnreachable
 from skyward.node.pod import REACHED
-from skyward.setup.hosts import RECEIVE, not_copied
+from skyward.setup.hosts import send
 from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, LoginExpired, environment, refusal
 from skyward.setup.local_shell import Program
 from skyward.transport.backoff import backoff
@@ -105,14 +104,7 @@ class PodShell:
         return self._run(argv, data, timeout)
 
     def upload(self, source: bytes | Path, dest: str) -> None:
-        receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                done = self._run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
-        else:
-            done = self._run([*receive, str(len(source))], source, None)
-        if done.code != 0:
-            raise not_copied(self.name, dest, done)
+        send(self._run, self.name, source, dest)
 
     def reach(self, host: str, port: int) -> socket.socket:
         """A connection through a small relay in the pod."""

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import skyward as sky
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.providers.kubernetes.manifests import Wish, job, job_name, label, role, secret, sized
+from skyward.providers.kubernetes.manifests import Wish, job, job_name, label, role, secret
 from tests.support.kubernetes import VERSIONS, problems
 
 
@@ -23,7 +24,6 @@ def made(spec: Spec | None = None, minor: int = 37, **changes: Any) -> dict[str,
         "expires": 2000.0,
         "count": 4,
         "image": "python:3.11-slim",
-        "resources": sized(wanted, "nvidia.com/gpu"),
         "labels": {},
         "tolerations": [],
         "queue": None,
@@ -129,6 +129,12 @@ def test_the_role_is_what_is_asked_for_and_not_more() -> None:
     assert "pods/exec" in text
     assert "watch" not in text
     assert "*" not in text
+
+
+def test_the_role_of_the_guide_is_the_same() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "kubernetes.md").read_text()
+    (shown,) = [block for block in guide.split("```yaml\n") if block.startswith("apiVersion: rbac")]
+    assert yaml.safe_load(shown.partition("```")[0]) == yaml.safe_load(role("NAMESPACE"))
 
 
 def test_a_provider_is_a_value_whatever_it_is_given(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyward.providers.kubernetes.states import PodState, node_offers, parse, refused_pods, story
+from skyward.providers.kubernetes.states import PodState, last_event, node_offers, parse
 
 
 def pod(status: dict[str, Any], **metadata: Any) -> PodState:
@@ -99,8 +99,10 @@ def test_the_last_word_of_events_counts() -> None:
         {"reason": "FailedCreate", "message": "older", "lastTimestamp": "2026-01-01T00:00:00Z"},
         {"reason": "SuccessfulCreate", "message": "later", "lastTimestamp": "2026-01-03T00:00:00Z"},
     ]
-    assert refused_pods(events) == "exceeded quota"
-    assert story([{"type": "Warning", "reason": "FailedMount", "message": "no volume"}]) == "FailedMount: no volume"
+    assert last_event(events, "FailedCreate") == "exceeded quota"
+    assert (
+        last_event([{"type": "Warning", "reason": "FailedMount", "message": "no volume"}]) == "FailedMount: no volume"
+    )
 
 
 def test_nodes_are_counted_by_what_they_have() -> None:

@@ -21,11 +21,11 @@ from skyward.machines.ledger import Ledger, given_back
 from skyward.node import join_notice
 from skyward.node import pod as pod_program
 from skyward.providers.kubernetes.lease import PodLease, end, listed
-from skyward.providers.kubernetes.manifests import Wish, job, rights, role, secret, sized
+from skyward.providers.kubernetes.manifests import Wish, job, rights, role, secret
 from skyward.providers.kubernetes.states import node_offers
 from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, in_pod
 
-__all__ = ["Kubernetes"]
+__all__ = ["Kubernetes", "minor_version", "missing_rights"]
 
 _NEWEST = 1000
 _NOT_REACHED = (
@@ -116,31 +116,23 @@ class Kubernetes(Provider):
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> PodLease:
         kubectl = self._kubectl()
-        joins = in_pod() or not _may_execute(kubectl)
+        joins = not _may_execute(kubectl) or in_pod()
         expires = time.time() + spec.ttl
         wish = self._wish(kubectl, spec, pool, expires, count, joins)
-        made = job(wish, spec, _minor(kubectl), time.time())
+        made = job(wish, spec, minor_version(kubectl), time.time())
         place = {"context": kubectl.context, "namespace": kubectl.namespace}
         ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, **place})
+        lease = PodLease(self, pool, ledger, kubectl)
         try:
-            arrivals = None
+            file, content = "pod.py", Path(pod_program.__file__).read_text()
             if joins:
-                from skyward.setup.joined.arrivals import open_arrivals
+                from skyward.setup.joined.arrivals import join_file, open_arrivals
 
-                arrivals = open_arrivals(pool, ttl=spec.ttl, lease=self.lease, interchangeable=True, hint=_NOT_REACHED)
-        except BaseException:
-            ledger.remove()
-            raise
-        lease = PodLease(self, pool, ledger, kubectl, arrivals)
-        try:
+                hint, ttl = _NOT_REACHED, spec.ttl
+                lease.arrivals = open_arrivals(pool, ttl=ttl, lease=self.lease, interchangeable=True, hint=hint)
+                file, content = "join.py", join_file(lease.arrivals.text)
             report("asking Kubernetes for pods")
             uid = _create(kubectl, ledger, made)
-            if arrivals is None:
-                file, content = "pod.py", Path(pod_program.__file__).read_text()
-            else:
-                from skyward.setup.joined.arrivals import join_file
-
-                file, content = "join.py", join_file(arrivals.text)
             kubectl.create("making the Secret", secret(pool, uid, file, content))
             if self.queue is None:
                 lease.resume()
@@ -164,9 +156,11 @@ class Kubernetes(Provider):
             foreign = ""
             if known.owner and me and known.owner != me:
                 foreign = f"it was made by {known.owner}; `kubectl delete job {known.name}` would end it"
-            ours = [pod for pod in pods if pod.pool and not pod.over and pod.name.startswith(f"{known.name}-")]
+            ours = [
+                pod for pod in pods if pod.name.startswith(f"{known.name}-") and pod.phase in ("Pending", "Running")
+            ]
             items = [(pod.name, "machine", f"Job {known.name}, {pod.phase.lower()}") for pod in ours]
-            for id, kind, detail in items or [(known.name, "job", "suspended" if known.suspended else "without pods")]:
+            for id, kind, detail in items or [(known.name, "job", "without pods")]:
                 found.append(Leftover(known.pool, id, kind, detail, expires=known.expires, foreign=foreign))
         return found
 
@@ -180,25 +174,12 @@ class Kubernetes(Provider):
         return Kubectl.find(self.context, self.namespace)
 
     def _wish(self, kubectl: Kubectl, spec: Spec, pool: str, expires: float, count: int, joins: bool) -> Wish:
-        tolerations: list[dict[str, Any]] = []
-        if self.tolerations is not None:
-            tolerations = json.loads(cast(str, self.tolerations))
-        elif spec.accelerator is not None:
-            tolerations = [{"key": self.gpus, "operator": "Exists", "effect": "NoSchedule"}]
-        return Wish(
-            pool,
-            _user(kubectl),
-            expires,
-            count,
-            self.image or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim",
-            sized(spec, self.gpus),
-            json.loads(cast(str, self.node_selector or "{}")),
-            tolerations,
-            self.queue,
-            self._template(kubectl),
-            joins,
-            self.lease,
-        )
+        usual = [{"key": self.gpus, "operator": "Exists", "effect": "NoSchedule"}] if spec.accelerator else []
+        tolerations = usual if self.tolerations is None else json.loads(cast(str, self.tolerations))
+        image = self.image or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+        labels = json.loads(cast(str, self.node_selector or "{}"))
+        site = (labels, tolerations, self.queue, self._template(kubectl))
+        return Wish(pool, _user(kubectl), expires, count, image, *site, joins, self.lease, self.gpus)
 
     def _template(self, kubectl: Kubectl) -> dict[str, Any]:
         if self.template is None:
@@ -234,15 +215,10 @@ def _may_execute(kubectl: Kubectl) -> bool:
     needed = [(verb, resource) for verb, resource in missing if resource not in ("pods/exec", "events")]
     if needed:
         words = ", ".join(f"{verb} {resource}" for verb, resource in needed)
-        raise Forbidden(
-            "opening a pool",
-            "Forbidden",
-            f"this user may not do all that a pool needs in the namespace {kubectl.namespace} of {kubectl.where}. "
-            f"Missing: {words}. Nothing was created. Whoever runs the cluster can allow it with:\n"
-            f"{role(kubectl.namespace)}",
-            kubectl.where,
-            "permission",
-        )
+        place = f"in the namespace {kubectl.namespace} of {kubectl.where}"
+        text = f"this user may not do all that a pool needs {place}. Missing: {words}. Nothing was created."
+        advice = f"Whoever runs the cluster can allow it with:\n{role(kubectl.namespace)}"
+        raise Forbidden("opening a pool", "Forbidden", f"{text} {advice}", kubectl.where, "permission")
     return ("create", "pods/exec") not in missing
 
 
@@ -264,7 +240,7 @@ def missing_rights(kubectl: Kubectl) -> list[tuple[str, str]]:
     ]
 
 
-def _minor(kubectl: Kubectl) -> int:
+def minor_version(kubectl: Kubectl) -> int:
     """The minor version of the cluster's Kubernetes; a large number if it does not say."""
     said = json.loads(kubectl.run("asking for the version", "get", "--raw", "/version"))
     digits = "".join(character for character in str(said.get("minor", "")) if character.isdigit())

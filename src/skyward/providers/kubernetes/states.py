@@ -7,28 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from skyward.providers.kubernetes.manifests import EXPIRES, OWNER, POOL
 from skyward.setup.pods import CONTAINER
 
-__all__ = ["JobState", "PodState", "node_offers", "parse", "refused_pods", "story"]
+__all__ = ["JobState", "PodState", "last_event", "node_offers", "parse"]
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
-# What will not change by waiting, and what can be done.
-_HOPELESS = {
-    "InvalidImageName": "the name of its image is wrong. Give sky.Kubernetes(image=...) another",
-    "ErrImageNeverPull": "its image is not there, and may not be pulled",
-    "CreateContainerConfigError": "its container cannot be made as it is described",
-    "CreateContainerError": "its container cannot be made",
-    "RunContainerError": "its container cannot be started",
-}
+_HOPELESS = (  # what will not change by waiting
+    *("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"),
+    "RunContainerError",
+)
 _NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_NO_START = "its container could not be started: the image needs python3"
 _ENDED = {
     "OOMKilled": "it ran out of memory; ask for more with memory_gb=",
-    "DeadlineExceeded": "its time was over",
-    "StartError": "its container could not be started: the image needs python3",
-    "ContainerCannotRun": "its container could not be started: the image needs python3",
+    **dict.fromkeys(("StartError", "ContainerCannotRun"), _NO_START),
 }
 
 
@@ -44,7 +39,8 @@ class PodState:
     address: str = ""
     runs: bool = False
     """Whether its container runs, and nobody has told it to end."""
-    ending: bool = False
+    leaves: bool = False
+    """Whether it is over, or told to end."""
     waits: str = ""
     """What it waits for, as far as it says."""
     hopeless: str = ""
@@ -54,22 +50,16 @@ class PodState:
     ended: str = ""
     """What became of it."""
 
-    @property
-    def over(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
-
 
 @dataclass(frozen=True)
 class JobState:
     """The Job of a pool."""
 
     name: str
-    uid: str
     pool: str
     owner: str
     expires: float | None
     count: int
-    suspended: bool
     succeeded: int
     over: str = ""
     """Why it is over."""
@@ -77,29 +67,22 @@ class JobState:
 
 def parse(items: Iterable[Mapping[str, Any]]) -> tuple[list[JobState], list[PodState]]:
     """The Jobs and the pods among objects; pods in the order of their numbers."""
-    jobs: list[JobState] = []
-    pods: list[PodState] = []
-    for item in items:
-        if item.get("kind") == "Job":
-            jobs.append(_job(item))
-        elif item.get("kind") == "Pod":
-            pods.append(_pod(item))
-    return jobs, sorted(pods, key=lambda pod: (pod.index, pod.name))
+    items = list(items)
+    pods = [_pod(item) for item in items if item.get("kind") == "Pod"]
+    return [_job(i) for i in items if i.get("kind") == "Job"], sorted(pods, key=lambda pod: (pod.index, pod.name))
 
 
 def _job(item: Mapping[str, Any]) -> JobState:
-    metadata, spec, status = item["metadata"], item["spec"], item.get("status", {})
-    notes, labels = metadata.get("annotations", {}), metadata.get("labels", {})
+    metadata, status = item["metadata"], item.get("status", {})
+    notes: Mapping[str, str] = metadata.get("annotations", {})
     over = next((c for c in status.get("conditions", []) if c["type"] in ("Failed", "Complete") and _holds(c)), None)
-    expires = str(notes.get(EXPIRES, ""))
+    expires = notes.get(EXPIRES, "")
     return JobState(
         metadata["name"],
-        metadata["uid"],
-        str(notes.get(POOL) or labels.get(POOL, "")),
-        str(notes.get(OWNER, "")),
+        notes.get(POOL) or metadata.get("labels", {}).get(POOL, ""),
+        notes.get(OWNER, ""),
         float(expires) if expires.isdigit() else None,
-        int(spec.get("completions", 0)),
-        bool(spec.get("suspend")),
+        int(item["spec"].get("completions", 0)),
         int(status.get("succeeded", 0)),
         "" if over is None else _why_over(over),
     )
@@ -111,33 +94,33 @@ def _why_over(condition: Mapping[str, Any]) -> str:
             return "its time is over: it is as long as the pool's ttl"
         case "BackoffLimitExceeded" | "FailedIndexes" | "MaxFailedIndexesExceeded":
             return "its pods have failed too often"
-        case _ if condition["type"] == "Complete":
-            return "all of its pods have ended"
-        case reason:
+        case reason if condition["type"] == "Failed":
             return f"{reason}: {condition.get('message', '')}"
+        case _:
+            return "all of its pods have ended"
 
 
 def _pod(item: Mapping[str, Any]) -> PodState:
     metadata, spec, status = item["metadata"], item["spec"], item.get("status", {})
-    labels = metadata.get("labels", {})
+    labels: Mapping[str, str] = metadata.get("labels", {})
     number = str(metadata.get("annotations", {}).get(_INDEX) or labels.get(_INDEX, ""))
-    phase, ending = status.get("phase", "Pending"), "deletionTimestamp" in metadata
-    nothing: dict[str, Any] = {}
+    phase, ending, nothing = status.get("phase", "Pending"), "deletionTimestamp" in metadata, dict[str, Any]()
     own = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER), nothing)
     waits, hopeless, unpulled = _waiting(spec, status) if phase == "Pending" else ("", "", "")
+    leaves = ending or phase in ("Succeeded", "Failed")
     return PodState(
         metadata["name"],
-        str(labels.get(POOL, "")),
+        labels.get(POOL, ""),
         int(number) if number.isdigit() else 0,
         phase,
         spec.get("nodeName", ""),
         status.get("podIP", ""),
         phase == "Running" and "running" in own.get("state", {}) and not ending,
-        ending,
+        leaves,
         waits,
         hopeless,
         unpulled,
-        _why_ended(metadata["name"], status, own, ending, phase),
+        _why_ended(f"pod {metadata['name']}", status, own, ending) if leaves else "",
     )
 
 
@@ -150,52 +133,41 @@ def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, s
             return f"no node has room: {condition.get('message', 'the scheduler does not say why')}", "", ""
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         waiting: Mapping[str, str] = container.get("state", {}).get("waiting", {})
-        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        reason = waiting.get("reason", "")
+        message = waiting.get("message") or reason
         if reason in _NOT_PULLED:
-            text = f"the image {container.get('image', '')} cannot be pulled: {message or reason}"
+            text = f"the image {container.get('image', '')} cannot be pulled: {message}"
             return text, "", text
         if reason in _HOPELESS:
-            return reason, f"{_HOPELESS[reason]} ({message or reason})", ""
-        if reason == "CrashLoopBackOff":
-            return "a container of it ends again and again", "", ""
+            return reason, f"{reason}: {message}", ""
     if spec.get("nodeName"):
         return f"node {spec['nodeName']} pulls its image and prepares its volumes", "", ""
     return "the scheduler has not looked at it yet", "", ""
 
 
-def _why_ended(name: str, status: Mapping[str, Any], container: Mapping[str, Any], ending: bool, phase: str) -> str:
-    """Why a pod is not the pool's any more; empty while it is."""
-    if not ending and phase not in ("Succeeded", "Failed"):
-        return ""
+def _why_ended(pod: str, status: Mapping[str, Any], container: Mapping[str, Any], ending: bool) -> str:
     for condition in status.get("conditions", []):
         if condition["type"] == "DisruptionTarget" and _holds(condition):
-            return f"pod {name} was taken away ({condition.get('reason', '')}: {condition.get('message', '')})"
+            return f"{pod} was taken away ({condition.get('reason', '')}: {condition.get('message', '')})"
     if status.get("reason"):
-        return f"pod {name} ended: {status['reason']}, {status.get('message', '')}".rstrip(", ")
+        return f"{pod} ended: {status['reason']}, {status.get('message', '')}".rstrip(", ")
     over: Mapping[str, Any] = container.get("state", {}).get("terminated", {})
-    reason = str(over.get("reason", ""))
-    if reason in _ENDED:
-        return f"pod {name} ended: {_ENDED[reason]}"
+    if (reason := str(over.get("reason", ""))) in _ENDED:
+        return f"{pod} ended: {_ENDED[reason]}"
     if over and over.get("exitCode") not in (0, 143):
-        return f"the first process of pod {name} ended with code {over.get('exitCode')}"
-    return f"pod {name} was deleted" if ending else f"pod {name} has ended"
+        return f"the first process of {pod} ended with code {over.get('exitCode')}"
+    return f"{pod} was deleted" if ending else f"{pod} has ended"
 
 
-def refused_pods(events: Iterable[Mapping[str, Any]]) -> str:
-    """Why the cluster does not even make pods of a Job: what it said last."""
-    found = [event for event in events if event.get("reason") in ("FailedCreate", "Suspended", "Pending")]
-    last = max(found, key=_moment, default=None)
-    return "" if last is None else str(last.get("message", ""))
+def last_event(events: Iterable[Mapping[str, Any]], *reasons: str) -> str:
+    """What was said last for one of these reasons; without any, the last warning with its reason."""
 
+    def when(event: Mapping[str, Any]) -> str:
+        return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
 
-def story(events: Iterable[Mapping[str, Any]]) -> str:
-    """The last warning of a pod, such as a volume that cannot be mounted."""
-    last = max((event for event in events if event.get("type") == "Warning"), key=_moment, default=None)
-    return "" if last is None else f"{last.get('reason', '')}: {last.get('message', '')}"
-
-
-def _moment(event: Mapping[str, Any]) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
+    found = [e for e in events if (e.get("reason") in reasons if reasons else e.get("type") == "Warning")]
+    last = max(found, key=when, default=None)
+    return "" if last is None else f"{'' if reasons else last.get('reason', '') + ': '}{last.get('message', '')}"
 
 
 def _holds(condition: Mapping[str, Any]) -> bool:
@@ -203,34 +175,28 @@ def _holds(condition: Mapping[str, Any]) -> bool:
 
 
 def node_offers(nodes: Sequence[Mapping[str, Any]], gpus: str) -> list[tuple[str, float, float]]:
-    """Kinds of nodes, as "4 nodes g5.xlarge with 1 NVIDIA-A10G", with CPUs and GB of memory; those that take no pods
-    are left out."""
-    kinds: dict[tuple[str, float, float, str], int] = {}
+    """Kinds of nodes that take pods, as "4 nodes g5.xlarge with 1 NVIDIA-A10G", with CPUs and GB of memory."""
+    kinds: dict[tuple[str, str, float, float], int] = {}
     for node in nodes:
         if node.get("spec", {}).get("unschedulable"):
             continue
         labels: Mapping[str, str] = node["metadata"].get("labels", {})
-        room = cast("Mapping[str, str]", node.get("status", {}).get("allocatable", {}))
-        type = labels.get("node.kubernetes.io/instance-type", "")
+        room: Mapping[str, str] = node.get("status", {}).get("allocatable", {})
         product = labels.get("nvidia.com/gpu.product") or labels.get("cloud.google.com/gke-accelerator") or gpus
-        count = room.get(gpus, "0")
-        having = f"{count} {product}" if count not in ("", "0") else ""
-        key = (type, _quantity(room.get("cpu", "0")), round(_quantity(room.get("memory", "0")) / 1e9, 1), having)
+        having = "" if (count := room.get(gpus, "0")) == "0" else f" with {count} {product}"
+        type = labels.get("node.kubernetes.io/instance-type", "")
+        key = (having, type, _quantity(room.get("cpu", "0")), round(_quantity(room.get("memory", "0")) / 1e9, 1))
         kinds[key] = kinds.get(key, 0) + 1
-    found: list[tuple[str, float, float]] = []
-    for (type, cpus, memory, having), count in sorted(kinds.items(), key=lambda item: (not item[0][3], item[0])):
-        words = [f"{count} node{'' if count == 1 else 's'}", type, f"with {having}" if having else ""]
-        found.append((" ".join(filter(None, words)), cpus, memory))
-    return found
+    return [
+        (f"{count} node{'' if count == 1 else 's'} {type}{having}".rstrip(), cpus, memory)
+        for (having, type, cpus, memory), count in sorted(kinds.items(), reverse=True)
+    ]
 
 
-_UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def _quantity(text: str) -> float:
     """A number as Kubernetes writes it: "3920m", "16Gi"."""
     digits = text.rstrip("mkMGTPEi")
-    try:
-        return float(digits) * _UNITS.get(text[len(digits) :], 1.0)
-    except ValueError:
-        return 0.0
+    return float(digits) * _UNITS.get(text[len(digits) :], 1.0) if digits.replace(".", "").isdigit() else 0.0

@@ -6,7 +6,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +15,8 @@ from skyward.api import provider
 from skyward.api.provider import Leftover, Machine, Report
 from skyward.api.spec import Spec
 from skyward.errors import BootstrapError, NoPlace, NotGivenBack, SkywardError
+from skyward.machines import asking
+from skyward.machines.asking import pauses
 from skyward.machines.ledger import usable
 from skyward.providers.slurm.commands import Commands, SlurmRefused
 from skyward.providers.slurm.notices import WARNING
@@ -43,7 +45,6 @@ __all__ = [
     "listed",
     "never",
     "parse_jobs",
-    "pauses",
     "waiting",
     "when_started",
     "why_ended",
@@ -260,17 +261,13 @@ def jobs_of(commands: Commands, pool: str) -> list[Job]:
 
 
 def answered(ask: Callable[[], _T], seconds: float | None, report: Report, meanwhile: str) -> _T:
-    began = time.monotonic()
-    for pause in pauses():
-        try:
-            return ask()
-        except UNANSWERED as exc:
-            absent = isinstance(exc, SlurmRefused) and exc.code == "127"  # nor will it be there later
-            if absent or (seconds is not None and time.monotonic() - began > seconds):
-                raise
-            report(f"Slurm does not answer; {meanwhile}. It is asked again. ({exc})")
-        time.sleep(pause)
-    raise AssertionError("pauses do not end")
+    """What Slurm answers. It is asked again while it does not, for so many seconds."""
+    return asking.answered(ask, seconds, report, "Slurm", meanwhile, _passes)
+
+
+def _passes(error: Exception) -> bool:
+    absent = isinstance(error, SlurmRefused) and error.code == "127"  # nor will it be there later
+    return isinstance(error, UNANSWERED) and not absent
 
 
 def when_started(commands: Commands, id: str, patience: float | None, report: Report) -> Job:
@@ -346,15 +343,6 @@ def granted(commands: Commands, id: str, spec: Spec) -> str:
     room = f" and {float(memory[1]) / nodes:g}{memory[2]}B of memory" if memory else ""
     more = "; vcpus= and memory_gb= ask for more" if spec.vcpus is None and each == 1 else ""
     return f" with {each} CPU{'' if each == 1 else 's'}{room} each{more}"
-
-
-def pauses() -> Iterator[float]:
-    """How long to wait between two looks at the queue: seldom, as all users of a cluster ask one controller."""
-    began, pause = time.monotonic(), 0.1
-    while True:
-        yield pause
-        waited = time.monotonic() - began
-        pause = min(pause * 1.5, 1.0 if waited < 20 else 5.0 if waited < 300 else 15.0)
 
 
 def cancel(commands: Commands, jobs: Sequence[Job]) -> None:

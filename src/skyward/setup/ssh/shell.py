@@ -22,7 +22,7 @@ from typing import IO
 from skyward.api.secret import ssh_environment
 from skyward.api.shell import Finished, Process, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
-from skyward.setup.hosts import RECEIVE, not_copied
+from skyward.setup.hosts import send
 from skyward.setup.local_shell import Program
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line, would_send
 from skyward.transport.backoff import backoff
@@ -111,14 +111,7 @@ class SshShell:
         return self._run(argv, data, timeout)
 
     def upload(self, source: bytes | Path, dest: str) -> None:
-        receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                done = self._run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
-        else:
-            done = self._run([*receive, str(len(source))], source, None)
-        if done.code != 0:
-            raise not_copied(self.name, dest, done)
+        send(self._run, self.name, source, dest)
 
     def reach(self, host: str, port: int) -> socket.socket:
         """A connection through the machine; reconnects once, for about ten seconds. A port without a listener shows as
