@@ -33,16 +33,21 @@ def add(commands: Any) -> None:
         "check this computer",
         "Checks this computer: Python, ssh, uv, limits, disk space, which logins are found and where, the "
         "settings of this project, and what earlier pools have left. Nothing is changed, and no secret is shown.",
-        ["sky doctor", "sky doctor --json"],
+        ["sky doctor", "sky doctor --json", "sky doctor --kubernetes"],
         "exit status: 0 if pools can be opened from here, 1 if something is wrong.",
         shape="one list of objects: what, state (ok, warning, problem), text, do (what to do, or empty).",
+    )
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="look at the cluster that kubectl means instead: version, what you are allowed there, nodes",
     )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = list(findings(os.environ))
+    found = list(_kubernetes() if arguments.kubernetes else findings(os.environ))
     if arguments.json:
         print_json([{"what": f.what, "state": f.state, "text": f.text, "do": f.do} for f in found])
     else:
@@ -145,6 +150,36 @@ def _leftovers(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield _found("leftovers", "ok", "none that this computer knows of")
+
+
+def _kubernetes() -> Iterator[Finding]:
+    """What `sky.Kubernetes()` would meet; creates nothing."""
+    from skyward.api.spec import Spec
+    from skyward.errors import SkywardError
+    from skyward.providers.kubernetes.manifests import role
+    from skyward.providers.kubernetes.provider import Kubernetes, minor_version, missing_rights
+    from skyward.setup.kubectl import Kubectl, find_kubectl
+
+    try:
+        said = _said(find_kubectl(), "version", "--client") or "it does not run"
+        yield _found("kubectl", "ok", f"{said.splitlines()[0]} at {find_kubectl()}")
+        kubectl = Kubectl.find(None, None)
+        where = f"{kubectl.where}, Kubernetes 1.{minor_version(kubectl)}, namespace {kubectl.namespace}"
+        yield _found("cluster", "ok", where)
+        missing = missing_rights(kubectl)
+        needed = [f"{verb} {kind}" for verb, kind in missing if kind not in ("pods/exec", "events")]
+        if needed:
+            do = f"Whoever runs the cluster can allow it:\n{role(kubectl.namespace)}"
+            yield _found("rights", "problem", f"missing: {', '.join(needed)}", do)
+        elif ("create", "pods/exec") in missing:
+            text = "all but pods/exec: pods would have to connect to this computer"
+            yield _found("rights", "warning", text, "Have it allowed, or run your program in a pod")
+        else:
+            yield _found("rights", "ok", "all that a pool needs")
+        for offer in Kubernetes().offers(Spec(), 1):
+            yield _found("nodes", "ok", offer.name)
+    except SkywardError as exc:
+        yield _found("cluster", "problem", str(exc))
 
 
 def _said(*command: str, run: Callable[..., Any] = subprocess.run) -> str | None:

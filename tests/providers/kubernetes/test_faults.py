@@ -12,6 +12,7 @@ import pytest
 
 import skyward as sky
 from skyward.api.spec import Spec
+from skyward.cli import main
 from skyward.errors import CredentialsExpired, HostUnreachable, NotGivenBack, PermissionDenied, SkywardError
 from skyward.providers.kubernetes.lease import PodLease
 from skyward.setup.pods import PodShell
@@ -117,4 +118,34 @@ def test_a_stream_that_breaks_is_told_from_a_program_that_failed(server: FakeSer
         shell.run(["sh", "-c", "head -c 1000000 /dev/zero"])
     assert shell.run(["sh", "-c", "exit 7"]).code == 7
     shell.close()
+    lease.close(print)
+
+
+def test_sky_doctor_looks_at_the_cluster_and_creates_nothing(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--kubernetes"]) == 0
+    said = capsys.readouterr().out
+    assert "namespace default" in said
+    assert "all that a pool needs" in said
+    assert not server.objects
+    server.forbidden = {("create", "jobs"), ("create", "pods/exec")}
+    assert main(["doctor", "--kubernetes"]) == 1
+    said = capsys.readouterr().out
+    assert "missing: create jobs" in said
+    assert "kind: Role" in said
+
+
+def test_a_job_in_a_queue_is_started_by_the_queue(server: FakeServer) -> None:
+    with pytest.raises(SkywardError, match="0 of 1 pods run"):
+        sky.Kubernetes(queue="team").acquire(Spec(), "faults", 1, 1, print)
+    assert not any(request.startswith("PATCH") for request in server.requests)
+    assert server.objects == {}
+
+
+def test_a_pool_that_was_opened_elsewhere_is_another_users(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = opened()
+    job = server.objects["jobs", "skyward-faults"]
+    job["metadata"]["annotations"]["skyward/owner"] = "somebody"
+    assert all("somebody" in item.foreign for item in sky.Kubernetes().find())
     lease.close(print)

@@ -27,7 +27,7 @@ __all__ = ["FakeServer"]
 
 _VERBS = ["create", "get", "list", "patch", "delete", "watch"]
 _KINDS = {
-    "v1": {"pods": "Pod", "secrets": "Secret", "events": "Event"},
+    "v1": {"pods": "Pod", "secrets": "Secret", "events": "Event", "nodes": "Node"},
     "batch/v1": {"jobs": "Job"},
     "authorization.k8s.io/v1": {"selfsubjectaccessreviews": "SelfSubjectAccessReview"},
     "authentication.k8s.io/v1": {"selfsubjectreviews": "SelfSubjectReview"},
@@ -254,7 +254,13 @@ def _discovery(path: str) -> dict[str, Any] | None:
     if version not in _KINDS:
         return None
     resources = [
-        {"name": name, "singularName": kind.lower(), "namespaced": "Self" not in kind, "kind": kind, "verbs": _VERBS}
+        {
+            "name": name,
+            "singularName": kind.lower(),
+            "namespaced": "Self" not in kind and kind != "Node",
+            "kind": kind,
+            "verbs": _VERBS,
+        }
         for name, kind in _KINDS[version].items()
     ]
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
