@@ -26,7 +26,7 @@ _COLLECTIONS = "counter dict set queue lock event barrier"
 
 GROUPS = {
     "Pools and calls": "ComputePool compute Compute PendingCompute PendingComputeGroup gather Stream plan sky Ref once "
-    "Once History Transfer replay",
+    "Once History Transfer detach attach replay",
     "Where machines come from": "Local SSH AWS Join Slurm Ray Dask Kubernetes Provider Machine Offer",
     "What nodes have": "Image PipIndex Secret Spec Worker Accelerator",
     "Inside a body": "instance_info InstanceInfo is_head shard progress preempted Preemption Preempted "
@@ -54,6 +54,16 @@ def train(rate: float) -> float:
 def look_up(table: dict[float, str], rate: float) -> str:
     return table[rate]
 ```
+"""
+
+_RUN = """\
+### The run
+
+What `sky.detach` and `sky.attach` return.
+
+::: skyward.pool.run.Run
+
+::: skyward.pool.run.RunStatus
 """
 
 _FUTURES = """\
@@ -171,6 +181,8 @@ def _commands() -> str:
     for title, names in COMMANDS.items():
         if names:
             lines += [f"## {title.capitalize()}", ""]
+        if title == "detached runs":
+            lines += ["[Runs that outlive this terminal](guides/detached-runs.md) has the whole of it.", ""]
         for name in names:
             text = _help(commands[name].format_help())
             if name != "run":
@@ -205,6 +217,8 @@ def _reference() -> str:
             if inspect.isroutine(value):
                 lines += [f"`{_signature('sky', value)}`", ""]
             lines += [f"::: {_home(name)}", *_options(name, value), ""]
+            if name == "attach":
+                lines += [_RUN]
             if name == "ComputePool":
                 lines += [
                     "The [methods of a pool](pool-methods.md) have a page of their own, with futures and stacks.",
