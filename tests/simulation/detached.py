@@ -114,6 +114,7 @@ class World:
             folder="/nowhere",
             socket="",
             argv=[],
+            payload="",
             cwd="/",
             umask=0,
             agents=nodes,
