@@ -113,7 +113,7 @@ def test_a_limit_rules_out_what_costs_more(cloud: Cloud, capsys: pytest.CaptureF
     ("words", "said"),
     [
         (["--accelerator", "A1000"], "near ones: A100"),
-        (["--provider", "azure"], "--provider azure: there are aws, dask, join, local"),
+        (["--provider", "azure"], "--provider azure: there are aws, dask, join, kubernetes, local"),
         (["--provider", "ssh"], "--host gpu1 --host gpu2"),
         (["--provider", "ray"], "--provider ray: say where it is, --address URL"),
         (["--address", "tcp://10.0.0.1"], "--provider ray or --provider dask"),

@@ -65,7 +65,7 @@ _MEANT = (
     ),
     (
         r"current-context is not set|no configuration has been provided|localhost:8080|127\.0\.0\.1:8080",
-        "setting",
+        "other",
         "kubectl knows no cluster. Log in to one, as its provider says (aws eks update-kubeconfig, gcloud container "
         "clusters get-credentials, az aks get-credentials), or set KUBECONFIG; `kubectl config get-contexts` lists all",
     ),
