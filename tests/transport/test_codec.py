@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from skyward.transport.codec import Direction, Message, Receiver, Within, decoder, handles
+from skyward.transport.codec import (
+    Buffers,
+    Direction,
+    Length,
+    Message,
+    Receiver,
+    Wire,
+    Within,
+    check,
+    decoder,
+    handles,
+    split,
+)
 from skyward.transport.frames import Malformed
+from skyward.transport.records import replace
 
 
 class Small(Direction):
@@ -100,3 +113,85 @@ def test_a_receiver_that_does_not_handle_every_message_is_refused() -> None:
 
     with pytest.raises(TypeError, match="nothing handles the messages go_on of Small"):
         Receiver(Small, Half())
+
+
+class Part(TypedDict):
+    name: str
+    size: NotRequired[Annotated[int, Within(1, 9)]]
+
+
+class Ended(Message, kw_only=True):
+    """A base: what every end has."""
+
+    id: str
+    seconds: Annotated[float | None, Wire("s")] = None
+
+
+class Well(Ended, kw_only=True, kind="done"):
+    parts: list[Part]
+    failed: bool = False
+    buffers: Annotated[Buffers, Length(1, 2)]
+
+    def validate(self) -> None:
+        if self.failed and self.seconds is None:
+            raise Malformed("a failure takes time")
+
+
+def test_fields_that_are_given_by_name_are_an_object_without_its_defaults() -> None:
+    message = Well(id="a", parts=[{"name": "x"}], buffers=[b"1"])
+    assert message.encoded() == (["done", "a", {"parts": [{"name": "x"}]}, 1], [b"1"])
+    changed = replace(message, seconds=2.0)
+    assert changed.encoded()[0] == ["done", "a", {"parts": [{"name": "x"}], "s": 2.0}, 1]
+    assert decoder(Well)(["done", "a", {"parts": [{"name": "x"}], "s": 2.0, "new": 1}, 1], [b"1"]) == changed
+
+
+@pytest.mark.parametrize(
+    ("metadata", "buffers", "why"),
+    [
+        ({}, 1, "'done' without parts"),
+        ([], 1, "metadata"),
+        ({"parts": [{}]}, 1, "'part' without name"),
+        ({"parts": [{"name": "x", "size": 0}]}, 1, "the field size of 'part'"),
+        ({"parts": [[]]}, 1, "the field parts of 'done'"),
+        ({"parts": [], "s": "x"}, 1, "the field seconds of 'done'"),
+        ({"parts": []}, 0, "the field buffers of 'done' cannot be 0"),
+        ({"parts": []}, 3, "the field buffers of 'done' cannot be 3"),
+        ({"parts": [], "failed": True}, 1, "a failure takes time"),
+    ],
+)
+def test_what_does_not_fit_the_object_of_a_message_is_refused_by_name(metadata: Any, buffers: int, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        decoder(Well)(["done", "a", metadata, buffers], [b""] * buffers)
+
+
+def test_a_sender_can_make_the_tests_of_its_receiver() -> None:
+    check(Well(id="a", parts=[{"name": "x", "size": 9}], buffers=[b""]))
+    with pytest.raises(Malformed, match="the field size of 'part' cannot be 10"):
+        check(Well(id="a", parts=[{"name": "x", "size": 10}], buffers=[b""]))
+
+
+def test_a_method_that_handles_a_class_handles_its_subclasses() -> None:
+    class Ends(Direction):
+        Well = Well
+
+    class Judge:
+        @handles(Ended)
+        def _ended(self, message: Ended) -> str:
+            return message.id
+
+    assert Receiver(Ends, Judge()).hear(["done", "a", {"parts": []}, 1], [b""]) == "a"
+
+
+@pytest.mark.parametrize("bad", ["nonsense", [], ["a"], [1, 0], ["a", True], ["a", -1], ["a", 2], ["a", None]])
+def test_good_messages_are_heard_before_one_that_is_none(bad: Any) -> None:
+    got = split([["a", 1], bad], [b"1", b"2"])
+    assert next(got) == (["a", 1], [b"1"])
+    with pytest.raises(Malformed, match="a message"):
+        next(got)
+
+
+def test_a_message_that_is_none_keeps_no_other_of_its_frame_from_being_heard() -> None:
+    ear = Ear()
+    with pytest.raises(Malformed, match="'stop'"):
+        Receiver(Small, ear).hear_all([["data", "a", 1], ["stop", 0], ["data", "b", 1]], [b"1", b"2"], 7)
+    assert [message for message, _ in ear.heard] == [Small.Data("a", [b"1"]), Small.Data("b", [b"2"])]
