@@ -247,6 +247,8 @@ def test_the_end_of_the_process_is_reproduced(pool: sky.ComputePool, call: Any, 
     with pytest.raises(TaskCrashed) as caught:
         sky.replay(error)
     assert caught.value.exit_code == error.exit_code == said
+    again = Replay(error)
+    assert again.compared(again.run(shown=False))[0].startswith("it failed as on the node: TaskCrashed: ")
 
 
 def test_a_time_limit_is_reproduced_at_the_line_where_the_body_stood(pool: sky.ComputePool) -> None:
@@ -255,6 +257,8 @@ def test_a_time_limit_is_reproduced_at_the_line_where_the_body_stood(pool: sky.C
         sky.replay(error)
     stood = [frames(note) for each in (error, caught.value) for note in each.__notes__ if frames(note)]
     assert stood[0] == stood[1] != []
+    again = Replay(error)
+    assert again.compared(again.run(shown=False))[0].startswith("it failed as on the node: TaskTimeout: ")
 
 
 def test_a_call_that_ran_out_of_memory_gets_an_error_here_at_its_line(

@@ -96,7 +96,7 @@ class Ended:
         verdict = self.verdict
         if verdict.kind == "error":
             return summary("error", str(verdict.error["traceback"]))
-        return "" if verdict.kind == "done" else str(self._error()).partition("\n")[0]
+        return "" if verdict.kind == "done" else exceptions.as_text(self._error()).partition("\n")[0]
 
     def value(self) -> Any:
         """The result, or raises the exception."""
