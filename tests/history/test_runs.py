@@ -61,11 +61,14 @@ def test_runs_are_listed_the_last_one_first_and_dropped_by_name(
         made.journal.append({"fact": "result", "item": "a", "version": "v", "nth": 0})
         made.journal.close()
         os.utime(made.path / "journal", (1e9 + number, 1e9 + number))
-    runs.open_run("detached", "other").journal.close()
+    study = runs.open_run("detached", "other")
+    for fact in ({"fact": "asked", "number": 0}, {"fact": "told", "number": 0}, {"fact": "asked", "number": 1}):
+        study.journal.append(fact)
+    study.journal.close()
     assert [run.name for run in runs.runs("results")] == ["new", "old"]
     assert main(["runs"]) == 0
     assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        ["detached", "other", "0"],
+        ["detached", "other", "1"],
         ["new", "results", "1"],
         ["old", "results", "1"],
     ]

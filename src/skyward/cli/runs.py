@@ -62,7 +62,10 @@ _RIGHT = ("results", "size")
 
 
 def _row(found: Kept) -> dict[str, Any]:
-    results = {(f.get("item"), f.get("version"), f.get("nth")) for f in found.facts()[0] if f.get("fact") == "result"}
+    facts = [
+        fact for fact in found.facts()[0] if fact.get("fact") in ("result", "told")
+    ]  # "told" of a trial of Optuna's
+    results = {(fact.get("item"), fact.get("version"), fact.get("nth"), fact.get("number")) for fact in facts}
     return {
         "name": found.name,
         "kind": found.kind,
