@@ -54,7 +54,6 @@ _OURS = ("skyward.", "cloudpickle.")
 _EVERYWHERE = frozenset({"__main__", "__mp_main__", "skyward", "cloudpickle"})
 _MOST_CHECKED = 1000  # parts of a value that are looked at one by one; beyond that, cloudpickle is as fast
 _MOST_CODES = 4096
-_INLINE = 2 << 10  # bytes; below this, a buffer of its own costs more than a copy
 _CARE = (b"_make_skeleton", b"_load_from_bytes")
 
 
@@ -466,7 +465,7 @@ class PieceWriter:
             raw = buffer.raw()
         except BufferError:
             return True
-        if raw.nbytes < _INLINE:
+        if raw.nbytes < tensors.INLINE:
             return True
         self._buffers.append(raw)
         self._kinds.append(_BUFFER)

@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["TABLE", "is_plain", "local", "note_loaded_frameworks"]
+__all__ = ["INLINE", "TABLE", "is_plain", "local", "note_loaded_frameworks"]
 
 TABLE: dict[type, Callable[[Any], Any]] = {complex: copyreg.dispatch_table[complex]}  # the only plain type in there
 
 _PLAIN: dict[type, Callable[[Any], bool]] = {}
 
-_TINY = 1 << 10  # bytes; below this, a buffer of its own costs more than a copy
+INLINE = 2 << 10  # bytes; below this, a buffer of its own costs more than a copy
 _ALIGNED = 64
 _STAGE = 32 << 20  # bytes of pinned memory, twice, through which large tensors leave a GPU
 
@@ -121,7 +121,7 @@ def _reduce_storage(storage: Any) -> Any:
         data = _memory(storage)
     else:
         data = _on_host(torch, torch.empty(0, dtype=torch.uint8, device=device).set_(storage))
-    return _storage, (bytes(data) if data.nbytes < _TINY else pickle.PickleBuffer(data), str(device))
+    return _storage, (bytes(data) if data.nbytes < INLINE else pickle.PickleBuffer(data), str(device))
 
 
 def _storage(data: Any, device: str) -> Any:

@@ -67,7 +67,7 @@ def test_a_tensor_keeps_its_layout(name: str) -> None:
     assert journey.on_sockets < SMALL
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (7,), (300,), (1000, 100)], ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (7,), (300,), (511,), (512,), (1000, 100)], ids=str)
 def test_a_small_tensor_travels_too(shape: tuple[int, ...]) -> None:
     sent = torch.randn(shape)
     got = travel([sent, "and", 3]).value[0]
