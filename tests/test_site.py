@@ -193,7 +193,7 @@ SEARCHES = {
     "optuna": "hyperparameter-search",
     "docker": "faq.html",
     "cron": "faq.html",
-    "detach": "faq.html",
+    "detach": "cli.html#detached-runs",
     "num_gpus": "faq.html",
 }
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,6 +297,11 @@ def test_a_greeting_that_comes_after_the_node_was_given_up_is_not_used(nodes: No
         assert near.fileno() == -1
 
 
+def said(encoded: list[Any], *buffers: bytes) -> Any:
+    """A message that is this on the wire."""
+    return SimpleNamespace(encoded=lambda: (encoded, buffers))
+
+
 def test_what_a_full_socket_did_not_take_is_sent_while_nothing_else_happens(nodes: Nodes) -> None:
     """The thread that polls listens for a socket with room only if it was woken and told to."""
     seen: list[Event] = []
@@ -310,7 +316,7 @@ def test_what_a_full_socket_did_not_take_is_sent_while_nothing_else_happens(node
     try:
         nodes.say(0, [["done", "a", 0]])
         until(lambda: seen)
-        nodes.connections.post(0, [["call", "b", {}, 1]], [bytes(8 << 20)])
+        nodes.connections.post(0, [said(["call", "b", {}, 1], bytes(8 << 20))])
         nodes.sockets[0].settimeout(60)
         arrived = 0
         while arrived < 8 << 20:
@@ -373,7 +379,7 @@ def answer_greeting(sock: socket.socket, more: dict[str, Any]) -> None:
 def test_calls_that_are_too_many_for_one_frame_go_in_several(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_MAX_HEADER", 200)
     calls = [["call", str(number), {"name": "n" * 50}, 1] for number in range(9)]
-    nodes.connections.post(0, calls, [bytes([number]) for number in range(9)])
+    nodes.connections.post(0, [said(call, bytes([number])) for number, call in enumerate(calls)])
     arrived: list[Any] = []
     reader, far = FrameReader(), nodes.sockets[0]
     far.settimeout(30)
@@ -382,4 +388,4 @@ def test_calls_that_are_too_many_for_one_frame_go_in_several(nodes: Nodes, monke
             arrived += [(message, bytes(buffer)) for message, buffer in zip(header["m"], buffers, strict=True)]
     assert arrived == [(call, bytes([number])) for number, call in enumerate(calls)]
     with pytest.raises(frames.TooLarge):
-        nodes.connections.post(0, [["call", "x" * 300, {}, 0]])
+        nodes.connections.post(0, [said(["call", "x" * 300, {}, 0])])

@@ -508,3 +508,11 @@ def test_a_plugins_hook_that_fails_when_the_pool_opens_is_reproduced(state: Path
     ended = again.run(shown=False)
     assert again.compared(ended)[0].endswith("Broken: 1 in the hook")
     assert frames(ended.verdict.error["traceback"]) == frames(again.call.error) != []
+
+
+def test_the_example_replays_its_failed_call(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "guides" / "32_replay.py"
+    environment = {**os.environ, "SKYWARD_STATE": str(tmp_path / "state")}
+    ended = subprocess.run([sys.executable, str(example)], env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "it fails here, too: invalid literal for int()" in ended.stdout

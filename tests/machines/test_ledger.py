@@ -226,5 +226,5 @@ def test_a_missing_ledger_is_none() -> None:
 def test_writing_after_letting_go_is_refused() -> None:
     ledger = Ledger.start("p", {})
     ledger.let_go()
-    with pytest.raises(SkywardError, match="let go"):
+    with pytest.raises(SkywardError, match="was released"):
         ledger.note(x=1)

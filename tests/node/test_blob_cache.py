@@ -9,7 +9,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from skyward.errors import ResultNotSerializable
 from skyward.node.blob_cache import BlobCache
 from skyward.node.protocol import Files, Returned
 from skyward.transport import certificates
+from skyward.transport.codec import Message
 from skyward.transport.link import greet
 from tests.support.waiting import until
 
@@ -314,6 +315,16 @@ def test_a_node_cannot_choose_where_on_the_client_a_result_lies(tmp_path: Path, 
     assert mine.read_text() == "of the user"
 
 
+def raw(post: Callable[[int, list[Any], list[Any]], None]) -> Callable[[int, Sequence[Message]], None]:
+    """Has a function take messages as they are on the wire, and their buffers."""
+
+    def posted(node: int, messages: Sequence[Message]) -> None:
+        encoded = [message.encoded() for message in messages]
+        post(node, [list(said) for said, _ in encoded], [buffer for _, buffers in encoded for buffer in buffers])
+
+    return posted
+
+
 def test_the_client_sends_a_buffer_to_one_node_and_names_it_to_the_others(tmp_path: Path) -> None:
     path = tmp_path / "buffer"
     path.write_bytes(DATA)
@@ -325,7 +336,7 @@ def test_the_client_sends_a_buffer_to_one_node_and_names_it_to_the_others(tmp_pa
         if messages[0][0] == "blob" and messages[0][2] + len(buffers[0]) == len(DATA):
             arrived.set()
 
-    uploads = Uploads(post, lambda _: 0, lambda node: ("10.0.0.1", 7000 + node))
+    uploads = Uploads(raw(post), lambda _: 0, lambda node: ("10.0.0.1", 7000 + node))
     for node in (0, 1, 2, 0):
         uploads.load(node, {NAME: (str(path), len(DATA))})
     assert arrived.wait(60)
@@ -350,7 +361,7 @@ def test_a_node_whose_peers_fail_gets_the_buffer_from_the_client(tmp_path: Path)
             if len(nodes) == 2:
                 both.set()
 
-    uploads = Uploads(post, lambda _: 0, lambda _: None)  # a star: no node reaches another
+    uploads = Uploads(raw(post), lambda _: 0, lambda _: None)  # a star: no node reaches another
     uploads.load(0, {NAME: (str(path), len(DATA))})
     uploads.load(1, {NAME: (str(path), len(DATA))})
     assert both.wait(60)
@@ -388,7 +399,7 @@ class Sending:
         self.other: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[tuple[int, str, Exception]] = queue.SimpleQueue()
         self._data: dict[tuple[int, str], bytes] = {}
-        self.uploads = Uploads(self._post, lambda _: 0, lambda _: None, lambda *what: self.failed.put(what))
+        self.uploads = Uploads(raw(self._post), lambda _: 0, lambda _: None, lambda *what: self.failed.put(what))
 
     def _post(self, node: int, messages: list[Any], buffers: list[Any]) -> None:
         kind, name = messages[0][:2]
@@ -525,7 +536,7 @@ def test_a_node_does_not_wait_for_the_rest_of_a_buffer_that_is_dropped(
             uploads.load(0, {NAME[::-1]: (str(path), len(DATA))})
         return 0
 
-    uploads = Uploads(post, backlog, lambda _: None)
+    uploads = Uploads(raw(post), backlog, lambda _: None)
     uploads.load(0, {NAME: (str(path), len(DATA))})
     assert whole.wait(60)  # of the next buffer: nothing more comes of the first
     uploads.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skyward.setup.joined.arrivals import relay_program
+from skyward.node import join_relay
 from tests.support.waiting import until
 
 Relay = tuple["subprocess.Popen[bytes]", dict[str, Any]]
@@ -24,7 +24,9 @@ Relay = tuple["subprocess.Popen[bytes]", dict[str, Any]]
 @pytest.fixture
 def relay() -> Iterator[Relay]:
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", relay_program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-I", "-c", Path(join_relay.__file__).read_text()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None

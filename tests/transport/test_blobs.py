@@ -410,7 +410,7 @@ def test_a_directory_that_another_user_has_made_instead_is_not_used(store: Store
     try:
         os.mkdir(store.directory)
         os.chmod(store.directory, 0o777)
-        with pytest.raises(PermissionError, match="others have a hand"):
+        with pytest.raises(PermissionError, match="other users can write to the directory"):
             store.put(b"x")
         assert os.listdir(store.directory) == []
         os.rmdir(store.directory)
