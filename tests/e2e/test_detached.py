@@ -120,6 +120,17 @@ def test_the_pool_of_sky_run_is_detached_with_a_program_that_opens_none(capfd: p
     assert "[2, 2]" in capfd.readouterr().out
 
 
+def test_attach_ends_like_the_program_and_logs_do_not_move_where_it_continues(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert submit(program("print('first words', flush=True)\nos.kill(os.getpid(), 9)"), "--name", "hit").returncode == 0
+    assert Run("hit").wait(120).code == -9
+    assert main(["logs", "hit"]) == 0
+    assert "first words" in capfd.readouterr().out
+    assert main(["attach", "hit"]) == 128 + 9
+    assert "first words" in capfd.readouterr().out
+
+
 def test_the_example_of_the_guide_runs_detached() -> None:
     example = Path(__file__).parents[2] / "examples" / "guides" / "31_detached_runs.py"
     assert submit(str(example), "--name", "example").returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command
@@ -22,8 +23,8 @@ def add(commands: Any) -> None:
         "Prints the output of a detached run from where you left, until the run is over. Ctrl-C leaves; the run goes "
         "on. Any number of terminals may look at a run.",
         ["sky attach grid", "sky attach grid --all        from the beginning"],
-        "exit status: that of the run's program; 1 if the run ended otherwise, 2 for a wrong command line, 130 after "
-        "Ctrl-C.",
+        "exit status: that of the run's program, 128 + N if signal N ended it; 1 if the run ended otherwise, 2 for a "
+        "wrong command line, 130 after Ctrl-C.",
     )
     parser.add_argument("name", metavar="NAME", help="the run's name; `sky runs` lists them")
     parser.add_argument("--all", action="store_true", help="print its output from the beginning")
@@ -35,22 +36,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = Run(arguments.name)
     try:
-        follow(found, 0 if arguments.all else found.seen)
+        seen = 0 if arguments.all else found.seen
+        follow(found, found.follow(seen), seen)
     except KeyboardInterrupt:
         print(f"\nsky: {found.name} goes on. `sky stop {found.name}` ends it.", file=sys.stderr)
         return 130
     status = found.status
-    code = "" if status.code is None else f", exit status {status.code}"
-    print(f"sky: {found.name} is over: {status.stage}{code}.", file=sys.stderr)
+    told = "" if status.code is None else f", exit status {status.code}"
+    print(f"sky: {found.name} is over: {status.stage}{told}.", file=sys.stderr)
     if status.stage == "finished":
         return 0
-    return status.code if status.stage == "failed" and status.code is not None and status.code > 0 else 1
+    code = status.code or 1
+    return code if code > 0 else 128 - code
 
 
-def follow(found: Run, offset: int, until_over: bool = True) -> None:
-    """Prints output from a byte on, and remembers how much was printed."""
-    for piece in found.follow(offset) if until_over else found.output(offset):
+def follow(found: Run, pieces: Iterable[bytes], seen: int | None = None) -> None:
+    """Prints output; of what begins at the byte `seen`, remembers how much was printed."""
+    for piece in pieces:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
-        offset += len(piece)
-        found.seen = max(found.seen, offset)
+        if seen is not None:
+            seen += len(piece)
+            found.seen = max(found.seen, seen)

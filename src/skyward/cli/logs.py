@@ -82,7 +82,8 @@ def _print_run(arguments: argparse.Namespace) -> int:
             "its pool, too, which `sky history` lists."
         )
     try:
-        follow(Run(arguments.pool), 0, until_over=arguments.follow)
+        found = Run(arguments.pool)
+        follow(found, found.follow() if arguments.follow else found.output())  # `sky attach` stays where it was
     except KeyboardInterrupt:
         return 130
     return 0

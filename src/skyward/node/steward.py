@@ -116,7 +116,10 @@ class _Adoption:
     def ask(self, pid: int, wanted: dict[str, Any], epoch: int) -> dict[str, Any]:
         with self._lock:
             if self._pid and _lives(self._pid):
-                return {"refused": f"process {self._pid} has the machines of this run. A run has one pool at a time."}
+                return {
+                    "refused": f"process {self._pid} has the machines of this run. A run has one pool at a time: in a "
+                    "function of sky.detach it is open already, as `>> sky`."
+                }
             other = {name: (value, self._order.wanted.get(name)) for name, value in wanted.items()}
             differing = [f"{name}={new!r} instead of {old!r}" for name, (new, old) in other.items() if new != old]
             if differing:

@@ -46,11 +46,14 @@ def optuna(
         first: settings that are tried first, as in `study.enqueue_trial`. Default: none.
         metric: which metric of `sky.progress` is reported to the study's pruner. Default: the first one in each report.
         resume: a name under which trials are kept. Given again, with a new study, those that had ended are there, and
-            those that were running are started again with their settings. Default: nothing is kept.
+            those that were running are started again with their settings. The code of trials is not compared, unlike
+            that of maps: after a change, choose another name. Default: nothing is kept.
 
     A trial that the pruner gives up is cancelled on its node. One that fails has its error in `user_attrs["error"]`,
     and the others continue.
     """
+    if isinstance(first, Mapping):
+        raise InvalidArgument(f"first={first!r}: expected a list of settings, such as first=[{dict(first)!r}].")
     search = _Search(study, call, pool, metric)
     if resume is None:
         for settings in first:
