@@ -272,7 +272,8 @@ def test_notes_of_the_user_are_kept(pool: sky.ComputePool) -> None:
     with pytest.raises(ValueError, match="x") as caught:
         call(noted) >> pool
     assert caught.value.__notes__[0] == "my own note"
-    assert "remote traceback" in caught.value.__notes__[-1]
+    assert "remote traceback" in caught.value.__notes__[-2]
+    assert caught.value.__notes__[-1].startswith("`sky replay ")
 
 
 def test_an_exception_class_made_in_the_body_arrives(pool: sky.ComputePool) -> None:

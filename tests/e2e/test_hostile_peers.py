@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +55,8 @@ MESSAGES: dict[str, list[Any]] = {
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
 def test_a_message_that_is_none_breaks_the_link_and_not_the_agent(pool: sky.ComputePool, message: list[Any]) -> None:
     before = agents(pool)
-    connections(pool).post(0, [message])
+    said: Any = SimpleNamespace(encoded=lambda: (message, ()))  # what no client of ours would send
+    connections(pool).post(0, [said])
     assert list(double(4) @ pool) == [8, 8]
     assert agents(pool) == before
 

@@ -278,7 +278,7 @@ MUTATIONS: dict[str, Mutation] = {
         Dispatch, "settle", _settle_keeping("stopping")
     ),
     "a call that was recalled once is never recalled again": _method(Dispatch, "settle", _settle_keeping("recalled")),
-    "nothing is recalled from a busy node": _method(Dispatch, "stale", _empty),
+    "nothing is recalled from a busy node": _method(Dispatch, "recallable", _empty),
     "a group is made again before its stopped ranks have ended": _method(Core, "turn", _renew_at_once),
     "a node that was given up while it greeted is not tried again": _method(
         ConnectionEvents, "_retry", _no_retry_after_a_late_greeting
