@@ -45,7 +45,7 @@ while os.read(0, 1) == b"n":
         os.read(0, 1)
         try:
             held = aws.acquire(spec, "p")
-            returned(held, aws)
+            held.close(lambda text: None)
         except KeyboardInterrupt:
             os._exit(130)
         os._exit(0)
