@@ -236,9 +236,8 @@ class Nimbus(Provider):
     def machine(self, item: Mapping[str, Any]) -> NimbusMachine:
         price, pool = cloud.price_of(item["labels"]), item["labels"].get(cloud.POOL, "")
         target = cloud.ssh_target(item["ip"], "root", pool) if item["ip"] else None
-        return NimbusMachine(
-            item["id"], item["private_ip"], item["ip"], target, price.known_total, None, item["state"], pool
-        )
+        place = item["id"], item["private_ip"], item["ip"], target, price.known_total
+        return NimbusMachine(*place, state=item["state"], pool=pool)
 
     def _offer(self, item: Mapping[str, Any]) -> CloudOffer:
         price = Price(item["hourly"], item["disk_hourly"], item["address_hourly"])
