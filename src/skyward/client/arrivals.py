@@ -178,7 +178,8 @@ class Arrivals:
     @handles(AgentToClient.Need)
     def need(self, message: AgentToClient.Need, number: int, now: float) -> list[Action]:
         if key_of(message.blob) is not None and not self._uploads.has(message.blob):
-            return self._core.calls.keep("need", number, message.blob, now=now)
+            self._core.calls.kept.need(number, message.blob)
+            return self._core.calls.follow_kept(now)
         self._uploads.need(number, message.blob)
         return []
 
@@ -188,7 +189,8 @@ class Arrivals:
         if not self._plan.local:
             blobs, lacking = self._parts.placed(blobs)
             incomplete = lacking or incomplete
-        return self._core.calls.keep("brought", number, message.request, blobs, incomplete, now=now)
+        self._core.calls.kept.brought(number, message.request, blobs, incomplete)
+        return self._core.calls.follow_kept(now)
 
 
 _NO_FILES: Files = {}

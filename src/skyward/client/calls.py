@@ -9,7 +9,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from skyward import events
 from skyward.api.spec import Ranks
@@ -48,7 +48,18 @@ __all__ = ["CALLS", "ClientCalls"]
 # An event that a state has no row for changes nothing. A row to "done" settles the call or fails it.
 
 
-Row = tuple[str, tuple[str, ...]]
+Effect = Literal[
+    "post call",
+    "post recall",
+    "post cancel",
+    "settle",
+    "fail",
+    "fail cancelled",
+    "hold",
+    "count attempt",
+    "queue again",
+]
+Row = tuple[str, tuple[Effect, ...]]
 
 _WITH_NODE: dict[str, Row] = {
     "recalled": ("waiting", ("queue again",)),
@@ -116,7 +127,6 @@ def held_by_streams(calls: Iterable[Call], now: float) -> str:
     )
 
 
-_METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
 _STOP_GRACE = 3.0
 _SUSPICION = 0.5
 _LOOK = 1.0  # how often all calls are looked at
@@ -348,7 +358,27 @@ class ClientCalls:
         if call.state == "done":
             self._leave(call, result)
         for action in actions:
-            getattr(self, _METHODS[action])(call, result)
+            match action:
+                case "post call":
+                    self._post_call(call)
+                case "settle":
+                    self._settle(call, result)
+                case "fail":
+                    self._fail(call)
+                case "fail cancelled":
+                    self._fail_cancelled(call)
+                case "hold":
+                    self._after(_SUSPICION, "release", call)
+                case "post cancel":
+                    self._post_cancel(call)
+                case "post recall":
+                    self._post_recall(call)
+                case "count attempt":
+                    self._count_attempt(call)
+                case "queue again":
+                    self._queue_again(call)
+                case _:
+                    assert_never(action)
         return True
 
     def _leave(self, call: Call, result: Returned | None) -> None:
@@ -410,9 +440,9 @@ class ClientCalls:
         out, self._out = self._out, []
         return out
 
-    # what the table's actions are; each gets the call and, if there is one, its result
+    # what the table's actions are
 
-    def _post_call(self, call: Call, _: Any) -> None:
+    def _post_call(self, call: Call) -> None:
         call.about["attempt"] = call.attempt
         call.future.sent = True
         call.heard, call.asked = self._now, False
@@ -430,40 +460,38 @@ class ClientCalls:
         if call.inputs:
             self._out.append(Feed(call, number))
 
-    def _post_recall(self, call: Call, _: Any) -> None:
+    def _post_recall(self, call: Call) -> None:
         assert call.node is not None
         self._out.append(Post(call.node, [Recall(call.id)]))
 
-    def _post_cancel(self, call: Call, _: Any = None) -> None:
+    def _post_cancel(self, call: Call) -> None:
         assert call.node is not None
         self.dispatch.stop(call)
         call.heard, call.asked = self._now, False  # an answer that is on its way was given before this
         message = ClientToAgent.Cancel(call.id, call.stopping or "cancelled", _STOP_GRACE)
         self._out.append(Post(call.node, [message]))
 
-    def _count_attempt(self, call: Call, _: Any) -> None:
+    def _count_attempt(self, call: Call) -> None:
         call.attempt, call.made = call.attempt + 1, self._now
         call.announced = False
 
-    def _queue_again(self, call: Call, _: Any) -> None:
+    def _queue_again(self, call: Call) -> None:
         self.dispatch.settle(call)
         call.node = call.rank = None
         self._enqueue(call, first=True)
 
-    def _hold(self, call: Call, _: Any) -> None:
-        self._after(_SUSPICION, "release", call)
-
-    def _settle(self, call: Call, result: Returned) -> None:
+    def _settle(self, call: Call, result: Returned | None) -> None:
+        assert result is not None
         self._tell_end(call, outcomes.returned(call, result))
         if call.needs or call.keeps:
             self._ended_well(call, result.blobs)
         self._out.append(Settle(call, result))
 
-    def _fail_cancelled(self, call: Call, _: Any) -> None:
+    def _fail_cancelled(self, call: Call) -> None:
         call.failure = (CancelledError(), "cancelled", 0.0)
-        self._fail(call, None)
+        self._fail(call)
 
-    def _fail(self, call: Call, _: Any) -> None:
+    def _fail(self, call: Call) -> None:
         error, outcome, seconds = call.failure or (SkywardError(f"{call.name} has failed."), "error", 0.0)
         call.failure = None
         others = [c for c in call.gang if c.id in self.calls]
@@ -476,9 +504,9 @@ class ClientCalls:
         self.kept.failed(call, error)
         self._out.append(Fail(call, error))
 
-    def keep(self, event: str, *about: Any, now: float) -> list[Action]:
+    def follow_kept(self, now: float) -> list[Action]:
+        """What follows from a change to `kept`."""
         self._now = now
-        getattr(self.kept, event)(*about)
         return self._settled()
 
     def _take(self, call: Call) -> None:

@@ -586,12 +586,14 @@ class Engine:
         with self._lock:
             self._check_open()
             self._check_files([result])
-            self._tell_kept("get", result, future)
+            self._core.calls.kept.get(result, future)
+            self._follow_kept()
 
     def release_kept(self, result: KeptResult) -> None:
         with self._lock:
             if not self._closing:
-                self._tell_kept("release", result)
+                self._core.calls.kept.release(result)
+                self._follow_kept()
                 self._connections.wake()  # nodes are told in the I/O thread, of many at once
 
     @contextmanager
@@ -602,7 +604,8 @@ class Engine:
             return
         self._check_files(call.needs)
         for result in call.needs:
-            self._tell_kept("hold", result)  # until the broadcast itself does
+            self._core.calls.kept.hold(result)  # until the broadcast itself does
+            self._follow_kept()
         try:
             if call.inner:
                 self.send(call.inner)
@@ -616,15 +619,17 @@ class Engine:
             yield
         finally:
             for result in call.needs:
-                self._tell_kept("release", result)
+                self._core.calls.kept.release(result)
+                self._follow_kept()
 
     def _check_files(self, results: Sequence[KeptResult]) -> None:
         for result in results if self._plan.local else ():
             if result.state == "there" and not all(os.path.exists(path) for path, _ in result.blobs):
-                self._tell_kept("vanished", result)
+                self._core.calls.kept.vanished(result)
+                self._follow_kept()
 
-    def _tell_kept(self, event: str, *about: Any) -> None:
-        self._do(self._core.calls.keep(event, *about, now=self._clock()))
+    def _follow_kept(self) -> None:
+        self._do(self._core.calls.follow_kept(self._clock()))
 
     @property
     def pushing(self) -> threading.Lock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, assert_never
 
 from skyward import events
 from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction, Post, Reconnect, Renounce
@@ -285,19 +285,36 @@ class Nodes:
             node.before, node.away = node.state, self._now
         node.state = node.before if state == "as before" else state
         for action in actions:
-            getattr(self, "_" + action.replace(" ", "_"))(node)
+            match action:
+                case "tell ready":
+                    self._emit(events.NodePhase(self._plan.pool, node.number, "ready"))
+                case "tell up":
+                    self._tell_up(node)
+                case "tell down":
+                    self._emit(events.NodeDown(self._plan.pool, node.number, "its connection broke; trying again"))
+                case "tell leaving":
+                    self._tell_leaving(node)
+                case "tell lost":
+                    self._tell_lost(node)
+                case "lose calls":
+                    reason = node.gone if node.state == "lost" else "its agent was restarted"
+                    self._out.append(Lose(node.number, reason))
+                case "set up":
+                    self._set_up(node)
+                case "forget runners":
+                    node.before = "opening" if node.before == "ready" else node.before
+                case "reconnect":
+                    self._out += [Inquire(), Reconnect(node.number)]
+                case "renounce":
+                    self._out += [ForgetBlobs(node.number), Renounce(node.number)]
+                case _:
+                    assert_never(action)
         return True
-
-    def _tell_ready(self, node: Node) -> None:
-        self._emit(events.NodePhase(self._plan.pool, node.number, "ready"))
 
     def _tell_up(self, node: Node) -> None:
         if node.away or node.gone:
             self._emit(events.NodeUp(self._plan.pool, node.number))
         node.away = 0.0
-
-    def _tell_down(self, node: Node) -> None:
-        self._emit(events.NodeDown(self._plan.pool, node.number, "its connection broke; trying again"))
 
     def _tell_leaving(self, node: Node) -> None:
         seconds = node.leaving - self._now
@@ -324,9 +341,6 @@ class Nodes:
                 text += f" No node is left; calls that wait are kept for {_BOOTING:.0f} s, in case one is back by then."
             self._warn(text)
 
-    def _lose_calls(self, node: Node) -> None:
-        self._out.append(Lose(node.number, node.gone if node.state == "lost" else "its agent was restarted"))
-
     def _set_up(self, node: Node) -> None:
         node.gone, node.error, node.leaving = "", None, 0.0
         if self.gang or (not self._ports and node.number == 0):
@@ -334,15 +348,6 @@ class Nodes:
         elif self._ports and not self._refused(node):
             self._equip(node.number)
             self._inform(node.number)
-
-    def _forget_runners(self, node: Node) -> None:
-        node.before = "opening" if node.before == "ready" else node.before
-
-    def _reconnect(self, node: Node) -> None:
-        self._out += [Inquire(), Reconnect(node.number)]
-
-    def _renounce(self, node: Node) -> None:
-        self._out += [ForgetBlobs(node.number), Renounce(node.number)]
 
     def _warn(self, text: str) -> None:
         self._emit(events.Notice(self._plan.pool, text, "warning"))
@@ -412,7 +417,19 @@ class Nodes:
 # interrupted.
 
 
-Row = tuple[str, tuple[str, ...]]
+Effect = Literal[
+    "tell ready",
+    "tell up",
+    "tell down",
+    "tell leaving",
+    "tell lost",
+    "lose calls",
+    "set up",
+    "forget runners",
+    "reconnect",
+    "renounce",
+]
+Row = tuple[str, tuple[Effect, ...]]
 
 _BROKEN: Row = ("silent", ("tell down", "reconnect"))
 _LOST: Row = ("lost", ("tell lost", "lose calls"))

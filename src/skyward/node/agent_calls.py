@@ -13,7 +13,7 @@ import itertools
 import signal
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from skyward.node.agent_slots import (
     CALLS,
@@ -51,9 +51,6 @@ from skyward.transport.codec import Message
 from skyward.transport.records import replace
 
 __all__ = ["AgentCalls"]
-
-
-_METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
 
 
 class AgentCalls:
@@ -278,7 +275,35 @@ class AgentCalls:
             if slot is not None and state in ("stopping", "doomed"):
                 slot.stops.add(call.id)
         for action in actions:
-            getattr(self, _METHODS[action])(call, slot, verdict)
+            match action:
+                case "send call":
+                    self._send_call(call)
+                case "start limit":
+                    self._start_limit(call)
+                case "tell started":
+                    self._tell(AgentToClient.Started(call.id, slot.place if slot is not None else 0))
+                case "tell verdict" | "tell crashed":
+                    self._tell_verdict(call, slot, verdict)
+                case "tell stopped":  # whatever its body ended with
+                    self._discard(verdict)
+                    self._tell_verdict(call, slot, stopped(call, verdict))
+                case "tell lost":
+                    self._tell_verdict(call, slot, Lost(id=call.id, reason=call.reason))
+                case "tell recalled":
+                    self._tell(AgentToClient.Recalled(call.id))
+                case "send recall":
+                    self._send(slot, Recall(call.id))
+                case "send cancel":
+                    self._send(slot, AgentToRunner.Cancel(call.id))
+                case "queue":
+                    self._queue(call)
+                case "start grace":
+                    call.asked = self._now
+                    self._timers.add(self._now + call.grace, "grace", call)
+                case "kill process":
+                    self._kill_process(call, slot)
+                case _:
+                    assert_never(action)
         return True
 
     def _leave(self, call: NodeCall, state: str) -> None:
@@ -353,9 +378,13 @@ class AgentCalls:
     def _tell(self, message: Message) -> None:
         self._out.append(Tell(message))
 
-    # what the tables' actions are; each gets the call, the slot that it had, and the verdict, if one has come
+    def _send(self, slot: Slot | None, message: Message) -> None:
+        assert slot is not None
+        self._out.append(Send(slot, message))
 
-    def _send_call(self, call: NodeCall, _: Slot | None, verdict: Any) -> None:
+    # what the table's actions are
+
+    def _send_call(self, call: NodeCall) -> None:
         slot = call.slot
         assert slot is not None
         self.queue.pop(call.id, None)
@@ -365,21 +394,13 @@ class AgentCalls:
         self._out += [Send(slot, message) for message in call.backlog]
         self._runners.look_soon(slot, call, self._now)
 
-    def _send_recall(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        assert slot is not None
-        self._out.append(Send(slot, Recall(call.id)))
-
-    def _send_cancel(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        assert slot is not None
-        self._out.append(Send(slot, AgentToRunner.Cancel(call.id)))
-
-    def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+    def _queue(self, call: NodeCall) -> None:
         call.began, call.entered = None, 0.0
         self.queue[call.id] = call
         if len(self.queue) > 1:
             self.queue = OrderedDict(sorted(self.queue.items(), key=lambda item: item[1].order))
 
-    def _start_limit(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+    def _start_limit(self, call: NodeCall) -> None:
         call.backlog.clear()
         if call.about.get("timeout") is not None:
             self._timers.add(self._limit(call), "limit", call)
@@ -391,21 +412,11 @@ class AgentCalls:
             return call.entered + timeout
         return (call.began or 0.0) + max(timeout, self._ready_within)
 
-    def _start_grace(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        call.asked = self._now
-        self._timers.add(self._now + call.grace, "grace", call)
-
-    def _kill_process(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+    def _kill_process(self, call: NodeCall, slot: Slot | None) -> None:
         assert slot is not None
         call.killed = True
         self._doom(slot, "another call in its process had to be killed")
         self._out.append(Kill(slot))
-
-    def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(AgentToClient.Started(call.id, slot.place if slot is not None else 0))
-
-    def _tell_recalled(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(AgentToClient.Recalled(call.id))
 
     def _tell_verdict(self, call: NodeCall, slot: Slot | None, verdict: Verdict | None) -> None:
         assert verdict is not None
@@ -416,16 +427,6 @@ class AgentCalls:
             self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
         self._tell(completed(verdict, call, slot, seconds))
         call.buffers = []
-
-    _tell_crashed = _tell_verdict
-
-    def _tell_stopped(self, call: NodeCall, slot: Slot | None, verdict: Verdict | None) -> None:
-        """Whatever its body ended with."""
-        self._discard(verdict)
-        self._tell_verdict(call, slot, stopped(call, verdict))
-
-    def _tell_lost(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell_verdict(call, slot, Lost(id=call.id, reason=call.reason))
 
 
 class Audit:

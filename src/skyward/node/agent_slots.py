@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from skyward.node.orders import SCARCE
 from skyward.node.protocol import AgentToClient, Header
@@ -275,7 +275,23 @@ def _overtakes(call: NodeCall, slots: Iterable[Slot]) -> bool:
 # the usual ways through them.
 
 
-Row = tuple[str, tuple[str, ...]]
+CallEffect = Literal[
+    "send call",
+    "send recall",
+    "send cancel",
+    "queue",
+    "start limit",
+    "start grace",
+    "kill process",
+    "tell started",
+    "tell recalled",
+    "tell verdict",
+    "tell crashed",
+    "tell stopped",
+    "tell lost",
+]
+SlotEffect = Literal["kill", "tell ready", "tell replaced", "count failure", "spawn", "spawn beside"]
+Row = tuple[str, tuple[CallEffect, ...]]
 
 _STOP: Row = ("stopping", ("send cancel", "start grace"))
 
@@ -327,7 +343,7 @@ CALLS: dict[tuple[str, str], Row] = {
     ("doomed", "exited"): ("gone", ("tell lost",)),
 }
 
-SLOTS: dict[tuple[str, str], Row] = {
+SLOTS: dict[tuple[str, str], tuple[str, tuple[SlotEffect, ...]]] = {
     ("starting", "ready"): ("ready", ("tell ready",)),
     ("starting", "failed"): ("failed", ()),
     ("starting", "exited"): ("gone", ("count failure", "tell replaced", "spawn")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, ClassVar, Generic, TypeVar, cast, overload
 
 from skyward.errors import InvalidArgument, LockLost
@@ -309,8 +310,8 @@ def _whole(number: Any) -> int:
 
 # What all kinds of shared collections have in common: questions, replies, and questions that wait.
 #
-# No clock, socket or thread here. Each method `do_...` is one operation: it is told who asks, and returns replies. An
-# asker that is not among the replies waits. Keys are texts, values are bytes; nothing is unpickled.
+# No clock, socket or thread here. An `operation` is told who asks, and returns replies. An asker that is not among the
+# replies waits. Keys are texts, values are bytes; nothing is unpickled.
 
 
 @dataclass(eq=False, slots=True)
@@ -346,6 +347,23 @@ class Refused(Exception):
         self.code, self.text = code, text
 
 
+Operation = Callable[[Any, Request], list[Reply]]
+F = TypeVar("F", bound=Operation)
+
+
+def operation(name: str) -> Callable[[F], F]:
+    """Marks the method of a collection that does what is asked for by this name."""
+
+    def marked(method: F) -> F:
+        _OPERATIONS[method] = name
+        return method
+
+    return marked
+
+
+_OPERATIONS: dict[Operation, str] = {}
+
+
 def done(request: Request, result: Any = None, values: list[bytes] | None = None) -> Reply:
     return request, "", result, values or []
 
@@ -356,8 +374,16 @@ def seconds(value: float) -> str:
 
 class Collection:
     kind: ClassVar[str]
+    operations: ClassVar[dict[str, Operation]]
     lasting: ClassVar[bool] = True
     """Whether it is kept when nobody waits there."""
+
+    def __init_subclass__(cls) -> None:
+        cls.operations = {
+            _OPERATIONS[each]: each
+            for each in vars(cls).values()
+            if isinstance(each, FunctionType) and each in _OPERATIONS
+        }
 
     def __init__(self, name: str, around: Surroundings) -> None:
         self.name, self.around = name, around

@@ -14,7 +14,17 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from skyward.node.shared.handles import Asker, Collection, Refused, Reply, Request, Surroundings, done, seconds
+from skyward.node.shared.handles import (
+    Asker,
+    Collection,
+    Refused,
+    Reply,
+    Request,
+    Surroundings,
+    done,
+    operation,
+    seconds,
+)
 from skyward.node.shared.protocol import COUNTER_END, ServerToAsker, joined_keys, split_keys
 from skyward.transport.codec import Raw
 
@@ -39,16 +49,19 @@ class Dict(Collection):
         self._items: dict[str, tuple[int, bytes]] = {}
         self._count = 0
 
+    @operation("get")
     def do_get(self, request: Request) -> list[Reply]:
         """[key] -> the number of the value and the value; 0 if there is none."""
         found = self._items.get(request.arguments[0])
         return [done(request, 0) if found is None else done(request, found[0], [found[1]])]
 
+    @operation("set")
     def do_set(self, request: Request) -> list[Reply]:
         """[key], value"""
         self._put(request.arguments[0], request.values[0])
         return [done(request)]
 
+    @operation("update")
     def do_update(self, request: Request) -> list[Reply]:
         """keys, joined, and values: all of them at once."""
         keys, *values = request.values
@@ -56,6 +69,7 @@ class Dict(Collection):
             self._put(key, value)
         return [done(request)]
 
+    @operation("setdefault")
     def do_setdefault(self, request: Request) -> list[Reply]:
         """[key], value -> whether it was set; if not, the value that is there."""
         found = self._items.get(request.arguments[0])
@@ -64,6 +78,7 @@ class Dict(Collection):
         self._put(request.arguments[0], request.values[0])
         return [done(request, True)]
 
+    @operation("swap")
     def do_swap(self, request: Request) -> list[Reply]:
         """[key, number], value -> whether it was set: only if the value that is there has this number."""
         key, number = request.arguments
@@ -72,6 +87,7 @@ class Dict(Collection):
             self._put(key, request.values[0])
         return [done(request, same)]
 
+    @operation("pop")
     def do_pop(self, request: Request) -> list[Reply]:
         """[key] -> whether it was there, and the value that was."""
         found = self._items.pop(request.arguments[0], None)
@@ -80,18 +96,22 @@ class Dict(Collection):
         self.size -= len(found[1]) + len(request.arguments[0])
         return [done(request, True, [found[1]])]
 
+    @operation("contains")
     def do_contains(self, request: Request) -> list[Reply]:
         """[key] -> whether it is there."""
         return [done(request, request.arguments[0] in self._items)]
 
+    @operation("len")
     def do_len(self, request: Request) -> list[Reply]:
         """-> how many there are."""
         return [done(request, len(self._items))]
 
+    @operation("keys")
     def do_keys(self, request: Request) -> list[Reply]:
         """-> all keys, joined, in the order in which they came."""
         return [done(request, None, [joined_keys(self._items)])]
 
+    @operation("items")
     def do_items(self, request: Request) -> list[Reply]:
         """-> all keys, joined, and all values in the same order."""
         if len(self._items) > _MOST_ITEMS:
@@ -102,6 +122,7 @@ class Dict(Collection):
             )
         return [done(request, None, [joined_keys(self._items), *(value for _, value in self._items.values())])]
 
+    @operation("clear")
     def do_clear(self, request: Request) -> list[Reply]:
         self._items.clear()
         self.size = 0
@@ -121,6 +142,7 @@ class Set(Collection):
         super().__init__(name, around)
         self._members: dict[str, None] = {}
 
+    @operation("add")
     def do_add(self, request: Request) -> list[Reply]:
         """members, joined -> how many of them were new."""
         new = [key for key in dict.fromkeys(split_keys(request.values[0])) if key not in self._members]
@@ -128,6 +150,7 @@ class Set(Collection):
         self.size += sum(map(len, new))
         return [done(request, len(new))]
 
+    @operation("discard")
     def do_discard(self, request: Request) -> list[Reply]:
         """[member] -> whether it was there."""
         there = request.arguments[0] in self._members
@@ -135,6 +158,7 @@ class Set(Collection):
             self._remove(request.arguments[0])
         return [done(request, there)]
 
+    @operation("pop")
     def do_pop(self, request: Request) -> list[Reply]:
         """-> a list of the member that came first, which is removed; empty if there is none."""
         found = next(iter(self._members), None)
@@ -143,18 +167,22 @@ class Set(Collection):
         self._remove(found)
         return [done(request, [found])]
 
+    @operation("contains")
     def do_contains(self, request: Request) -> list[Reply]:
         """[member] -> whether it is there."""
         return [done(request, request.arguments[0] in self._members)]
 
+    @operation("len")
     def do_len(self, request: Request) -> list[Reply]:
         """-> how many there are."""
         return [done(request, len(self._members))]
 
+    @operation("keys")
     def do_keys(self, request: Request) -> list[Reply]:
         """-> all members, joined, in the order in which they came."""
         return [done(request, None, [joined_keys(self._members)])]
 
+    @operation("clear")
     def do_clear(self, request: Request) -> list[Reply]:
         self._members.clear()
         self.size = 0
@@ -172,11 +200,13 @@ class Counter(Collection):
         super().__init__(name, around)
         self._value = 0
 
+    @operation("add")
     def do_add(self, request: Request) -> list[Reply]:
         """[number] -> the new value."""
         self._value = self._checked(self._value + request.arguments[0])
         return [done(request, self._value)]
 
+    @operation("set")
     def do_set(self, request: Request) -> list[Reply]:
         """[number] -> the value before."""
         before, self._value = self._value, self._checked(request.arguments[0])
@@ -198,6 +228,7 @@ class Queue(Collection):
         self._values: deque[bytes] = deque()
         self._limit: int | None = None  # 0: none; None: nobody has said
 
+    @operation("put")
     def do_put(self, request: Request) -> list[Reply]:
         """[limit], value; waits while the queue is full. The limit is 0 for none, None for whatever it is."""
         self._agree(request.arguments[0])
@@ -206,6 +237,7 @@ class Queue(Collection):
             return []
         return [done(request), *self._add(request.values[0])]
 
+    @operation("get")
     def do_get(self, request: Request) -> list[Reply]:
         """[limit] -> the value that came first; waits while there is none."""
         self._agree(request.arguments[0])
@@ -222,14 +254,17 @@ class Queue(Collection):
             replies.append(done(putter))
         return replies
 
+    @operation("unget")
     def do_unget(self, request: Request) -> list[Reply]:
         """value: puts back in front what was given to somebody who did not wait any more."""
         return [done(request), *self._add(request.values[0], first=True)]
 
+    @operation("len")
     def do_len(self, request: Request) -> list[Reply]:
         """-> how many values there are."""
         return [done(request, len(self._values))]
 
+    @operation("clear")
     def do_clear(self, request: Request) -> list[Reply]:
         """-> how many values were removed; whoever waits to put continues."""
         count = len(self._values)
@@ -280,6 +315,7 @@ class Lock(Collection):
         self._token = 0
         self._since = 0.0
 
+    @operation("acquire")
     def do_acquire(self, request: Request) -> list[Reply]:
         """-> the token; waits while somebody holds the lock."""
         if self._holder is not None:
@@ -287,6 +323,7 @@ class Lock(Collection):
             return []
         return [self._grant(request, request.since)]
 
+    @operation("release")
     def do_release(self, request: Request) -> list[Reply]:
         """[token]"""
         holder = self._holder
@@ -297,6 +334,7 @@ class Lock(Collection):
             )
         return [done(request), *self._pass_on(request.since)]
 
+    @operation("state")
     def do_state(self, request: Request) -> list[Reply]:
         """-> who holds it, and for how many seconds; None if nobody does."""
         holder = self._holder
@@ -338,6 +376,7 @@ class Barrier(Collection):
         self._known = False
         self._ranks: set[int] = set()  # which have ever come
 
+    @operation("wait")
     def do_wait(self, request: Request) -> list[Reply]:
         """[parties, age] -> how many came before; waits for the others. Parties: None for all ranks. Age: since how
         many seconds the call runs that asks; a rank that was lost since then does not come."""
@@ -357,6 +396,7 @@ class Barrier(Collection):
         arrived, self.waiting = self.waiting, deque()
         return [done(each, index) for index, each in enumerate(arrived)]
 
+    @operation("waiting")
     def do_waiting(self, request: Request) -> list[Reply]:
         """-> how many wait."""
         return [done(request, len(self.waiting))]
@@ -404,18 +444,22 @@ class Event(Collection):
         super().__init__(name, around)
         self._set = False
 
+    @operation("set")
     def do_set(self, request: Request) -> list[Reply]:
         self._set = True
         waiting, self.waiting = self.waiting, deque()
         return [done(request), *map(done, waiting)]
 
+    @operation("clear")
     def do_clear(self, request: Request) -> list[Reply]:
         self._set = False
         return [done(request)]
 
+    @operation("is_set")
     def do_is_set(self, request: Request) -> list[Reply]:
         return [done(request, self._set)]
 
+    @operation("wait")
     def do_wait(self, request: Request) -> list[Reply]:
         if self._set:
             return [done(request)]
@@ -437,6 +481,7 @@ class Meeting(Collection):
         super().__init__(name, around)
         self._came: set[int] = set()
 
+    @operation("join")
     def do_join(self, request: Request) -> list[Reply]:
         """[value] -> rank 0's value; waits for all ranks. On timeout the error lists the missing ones."""
         rank = request.asker.rank
@@ -518,11 +563,11 @@ class SharedState:
         try:
             collection = self._find(epoch, kind, name, values)
             before = collection.size
-            replies: list[Reply] = getattr(collection, "do_" + operation)(request)
+            replies: list[Reply] = collection.operations[operation](collection, request)
             self._size += collection.size - before
         except Refused as exc:
             return [self._answer((request, exc.code, exc.text, []))]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as exc:
+        except (IndexError, KeyError, TypeError, ValueError) as exc:
             return [self._answer((request, "argument", f"{kind} '{name}' cannot do {operation}: {exc!r}.", []))]
         answers = [self._answer(reply) for reply in replies]
         if all(reply[0] is not request for reply in replies):
