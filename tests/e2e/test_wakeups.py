@@ -6,10 +6,15 @@ The fewest of several rounds count, since other programs make threads wait for e
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 import skyward as sky
+from tests.support.processes import gone
+from tests.support.waiting import until
 
 ROUNDS, CALLS = 8, 50
 IN_RUNNER = 2.0  # for a call that is waited for; 1.0 to 1.2 when this was written
@@ -70,3 +75,29 @@ def test_a_broadcast_wakes_few_threads() -> None:
     with sky.ComputePool(nodes=4, console=False) as pool:
         assert len(process() @ pool) == 4
         assert fewest(processes(), lambda: process() @ pool) < OF_BROADCAST
+
+
+def test_nothing_on_an_idle_node_wakes_up_but_for_its_heartbeat() -> None:
+    """An agent tells the client every second that it is there; keeper, fork server and runners sleep."""
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        process() >> pool
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in processes()[1:]}
+        assert "skyward-agent" in names.values()
+        others = [pid for pid, name in names.items() if name != "skyward-agent"]
+
+        def silent() -> bool:
+            before = sum(map(switches, others))
+            time.sleep(3)
+            return sum(map(switches, others)) == before
+
+        assert any(silent() for _ in range(8))
+
+
+def test_a_sleeping_keeper_ends_in_time_when_a_node_is_told_of_an_earlier_end() -> None:
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        runner = process() >> pool
+        keeper = next(
+            parent for parent in psutil.Process(runner).parents() if "skyward.node.keeper" in parent.cmdline()
+        )
+        pool._engine.tell_terms(1, left=2.0, drain=0.0)
+        until(lambda: gone(keeper.pid), 40)  # it would look again after 60 s

@@ -33,8 +33,8 @@ def _told_before_disk(self: Any) -> None:
     self._journal.append({"fact": "epoch", "time": 0.0, "epoch": self._epoch})
 
 
-def _forgets(self: Any, memory: Any, index: int) -> None:
-    self._memory, self._index, self.terms = memory, index, Terms()
+def _forgets(self: Any, memory: Any, index: int, changed: Any) -> None:
+    self._memory, self._index, self._changed, self.terms = memory, index, changed, Terms()
     self._write(Terms(heard=1.0))
 
 

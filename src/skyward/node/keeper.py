@@ -191,9 +191,16 @@ class _Keeper:
             self._reap()
 
     def _wait(self) -> float:
-        now = time.monotonic()
-        left = self._terms.deadline - now
-        return max(0.0, min(left, 1.0 if self._lease or self._next_try or self._nodes else 60.0))
+        """Until something is due. Signals wake this process sooner, and agents that are told of another end."""
+        terms = self._terms
+        due = [time.monotonic() + 60.0, terms.deadline]
+        if self._lease:
+            due.append(terms.heard + self._lease)
+        if self._next_try and not self._fork_server.killed:
+            due.append(self._next_try)
+        if self._file:
+            due.append(max(time.monotonic() + 1.0, self._renewed + self._lease / 8))
+        return max(0.0, min(due) - time.monotonic())
 
     def _over(self) -> bool:
         now, terms = time.monotonic(), self._terms
@@ -364,7 +371,7 @@ class _Keeper:
             processes.rename("skyward-agent")
             from skyward.node.agent_main import run_agent
 
-            run_agent(node.order, node.listener, fork_server, self._page.slot(node.order["index"]))
+            run_agent(node.order, node.listener, fork_server, self._page.slot(node.order["index"], self._wake_keeper))
         finally:
             os._exit(1)
 
@@ -374,9 +381,14 @@ class _Keeper:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the keeper
         self._wake.close()
-        self._wake_write.close()
         _detach()
         processes.die_with_parent(parent)
+
+    def _wake_keeper(self) -> None:
+        try:
+            self._wake_write.send(b"x")
+        except OSError:
+            pass  # full: it will wake anyway
 
     def end(self) -> NoReturn:
         for node in self._nodes:

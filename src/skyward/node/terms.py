@@ -2,7 +2,8 @@
 
       agent --TermsSlot--> shared page --> TermsPage --> keeper: over?
 
-Each agent writes its own slot. A process that dies while it writes leaves a slot that is not read: it has a checksum.
+Each agent writes its own slot, and wakes the keeper when the end has changed; that the client was heard of is read when
+it matters. A process that dies while it writes leaves a slot that is not read: it has a checksum.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -67,8 +68,8 @@ class TermsPage:
         self._memory = mmap.mmap(-1, max(mmap.PAGESIZE, _SIZE * nodes))
         self._known = [Terms()] * nodes
 
-    def slot(self, index: int) -> TermsSlot:
-        return TermsSlot(self._memory, index)
+    def slot(self, index: int, changed: Callable[[], object] = bool) -> TermsSlot:
+        return TermsSlot(self._memory, index, changed)
 
     def read(self) -> Terms:
         """What all slots say together."""
@@ -79,8 +80,8 @@ class TermsPage:
 class TermsSlot:
     """An agent's part of the page; an agent that is started again goes on from what the one before it has written."""
 
-    def __init__(self, memory: Memory, index: int) -> None:
-        self._memory, self._index = memory, index
+    def __init__(self, memory: Memory, index: int, changed: Callable[[], object] = bool) -> None:
+        self._memory, self._index, self._changed = memory, index, changed
         self.terms = read_slot(memory, index) or Terms()
 
     def hear(self, when: float) -> None:
@@ -88,6 +89,7 @@ class TermsSlot:
 
     def take(self, terms: Terms) -> None:
         self._write(self.terms.take(terms))
+        self._changed()
 
     def _write(self, terms: Terms) -> None:
         if terms != self.terms:
