@@ -5,18 +5,19 @@
 <folder>/results/    what it returned
 
 It is read while the run lives and afterwards, by offset, and by other versions of Skyward. This file is also a program
-that a shell runs on the machine where the folder is (`python - FOLDER WORD`), so it needs the standard library only.
+that a shell runs on the machine where the folder is, as `python -c TEXT`, so it needs the standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 from typing import Any
 
-__all__ = ["FOLDER", "JOURNAL", "OUTPUT", "RESULTS", "RUN", "ask", "main", "piece"]
+__all__ = ["FOLDER", "JOURNAL", "OUTPUT", "PROGRAM", "RESULTS", "RUN", "RunFolder", "ask", "main", "piece"]
 
 RUN = "SKYWARD_RUN"
 """The variable that tells a run's program where its steward listens."""
@@ -24,7 +25,7 @@ RUN = "SKYWARD_RUN"
 FOLDER = "SKYWARD_RUN_FOLDER"
 """The variable that tells it where the run's folder is."""
 
-JOURNAL, OUTPUT, RESULTS = "journal", "output", "results"
+JOURNAL, OUTPUT, RESULTS, PROGRAM = "journal", "output", "results", "program"
 
 _PIECE = 1 << 20
 _ANSWER = 10.0
@@ -60,14 +61,44 @@ def ask(path: str, question: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def main(arguments: list[str]) -> None:
-    """`read NAME OFFSET` writes that part of a file; `ask PATH JSON` the steward's answer."""
-    folder, word, *rest = arguments
-    if word == "read":
-        sys.stdout.buffer.write(piece(folder, rest[0], int(rest[1])))
-    else:
-        sys.stdout.write(json.dumps(ask(rest[0], json.loads(rest[1]))))
+class RunFolder:
+    """The folder of a run on this computer, and its steward."""
+
+    def __init__(self, path: str, steward: str) -> None:
+        self._path, self._steward = path, steward
+
+    def piece(self, name: str, offset: int) -> bytes:
+        return piece(self._path, name, offset)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """OSError if the steward does not answer."""
+        return ask(self._steward, question)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def main() -> None:
+    """Answers lines of JSON from standard input: a line that says whether it worked and how many bytes follow, then
+    these bytes.
+    """
+    while line := sys.stdin.buffer.readline():
+        word, path, steward, *rest = json.loads(line)
+        folder, content = RunFolder(path, steward), b""
+        try:
+            match word:
+                case "piece":
+                    content = folder.piece(*rest)
+                case "ask":
+                    content = json.dumps(folder.ask(*rest)).encode()
+                case _:
+                    folder.remove()
+            worked = "ok"
+        except (OSError, ValueError) as exc:
+            worked, content = "failed", str(exc).encode()
+        sys.stdout.buffer.write(f"{worked} {len(content)}\n".encode() + content)
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

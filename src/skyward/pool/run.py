@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from skyward.api.compute import Compute
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.history import runs
-from skyward.node import run_folder
-from skyward.node.run_folder import JOURNAL, OUTPUT, RESULTS
+from skyward.node.run_folder import JOURNAL, OUTPUT, RESULTS, RunFolder
 from skyward.pool import run_record
 from skyward.pool.run_call import Call, outcome, packed
 from skyward.transport import journal
@@ -94,7 +93,7 @@ class Run:
 
     def output(self, offset: int = 0) -> Iterator[bytes]:
         """What its program has printed so far, from a byte on, in pieces."""
-        while piece := run_folder.piece(self._folder, OUTPUT, offset):
+        while piece := self._folder.piece(OUTPUT, offset):
             offset += len(piece)
             yield piece
 
@@ -122,7 +121,7 @@ class Run:
         """What the function of `sky.detach` returned; its exception is raised. Waits until the run is over."""
         status = self.wait(timeout)
         content = b""
-        while piece := run_folder.piece(self._folder, f"{RESULTS}/return", len(content)):
+        while piece := self._folder.piece(f"{RESULTS}/return", len(content)):
             content += piece
         if content and status.stage in ("finished", "failed"):
             return outcome(content)
@@ -152,18 +151,20 @@ class Run:
         self._record.seen = offset
 
     @property
-    def _folder(self) -> str:
-        return str(self._record.facts.get("handed", {}).get("folder", ""))
+    def _folder(self) -> RunFolder:
+        """Where it can be read; what is not handed over yet has none."""
+        handed = self._record.facts.get("handed", {"folder": str(self._record.path / "folder"), "socket": ""})
+        return RunFolder(handed["folder"], handed["socket"])
 
     def _journal(self) -> list[dict[str, Any]]:
         content = b""
-        while piece := run_folder.piece(self._folder, JOURNAL, len(content)):
+        while piece := self._folder.piece(JOURNAL, len(content)):
             content += piece
         return journal.read(content)[0]
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
         try:
-            return run_folder.ask(self._record.facts["handed"]["socket"], question)
+            return self._folder.ask(question)
         except (OSError, ValueError):
             return None
 

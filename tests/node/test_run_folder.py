@@ -1,0 +1,54 @@
+"""Reading a run's folder, on this computer and as a program that is sent to another machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.node import run_folder
+from skyward.node.run_folder import RunFolder
+
+
+def asked(*questions: list[Any]) -> list[tuple[str, bytes]]:
+    """What the program answers, which another machine gets as a text."""
+    lines = b"".join(json.dumps(question).encode() + b"\n" for question in questions)
+    argv = [sys.executable, "-I", "-S", "-c", Path(run_folder.__file__).read_text()]
+    left = subprocess.run(argv, input=lines, capture_output=True, timeout=60, check=True).stdout
+    answers: list[tuple[str, bytes]] = []
+    while left:
+        head, _, left = left.partition(b"\n")
+        worked, size = head.decode().split()
+        answers.append((worked, left[: int(size)]))
+        left = left[int(size) :]
+    return answers
+
+
+def test_the_program_reads_from_an_offset_and_says_what_does_not_work(tmp_path: Path) -> None:
+    (tmp_path / "output").write_bytes(b"first\nsecond\n")
+    place = [str(tmp_path), str(tmp_path / "none")]
+    read, nothing, failed, removed = asked(
+        ["piece", *place, "output", 6],
+        ["piece", *place, "journal", 0],
+        ["ask", *place, {"do": "status"}],
+        ["remove", *place],
+    )
+    assert read == ("ok", b"second\n")
+    assert nothing == ("ok", b"")
+    assert failed[0] == "failed"
+    assert "No such file" in failed[1].decode()
+    assert removed == ("ok", b"")
+    assert not tmp_path.exists()
+
+
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("elsewhere")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "output").symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match="symbolic links"):
+        RunFolder(str(folder), "").piece("output", 0)
