@@ -64,6 +64,8 @@ What `sky.detach` and `sky.attach` return.
 ::: skyward.pool.run.Run
 
 ::: skyward.pool.run.RunStatus
+
+::: skyward.pool.run_files.Fetched
 """
 
 _FUTURES = """\

@@ -31,16 +31,23 @@ def asked(*questions: list[Any]) -> list[tuple[str, bytes]]:
 def test_the_program_reads_from_an_offset_and_says_what_does_not_work(tmp_path: Path) -> None:
     (tmp_path / "output").write_bytes(b"first\nsecond\n")
     place = [str(tmp_path), str(tmp_path / "none")]
-    read, nothing, failed, removed = asked(
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "model").write_bytes(b"abc")
+    read, nothing, failed, listed, unknown, removed = asked(
         ["piece", *place, "output", 6],
         ["piece", *place, "journal", 0],
         ["ask", *place, {"do": "status"}],
+        ["listing", *place],
+        ["destroy", *place],
         ["remove", *place],
     )
     assert read == ("ok", b"second\n")
     assert nothing == ("ok", b"")
     assert failed[0] == "failed"
     assert "No such file" in failed[1].decode()
+    (folder, file) = json.loads(listed[1])["entries"]
+    assert (folder[:2], file[:3]) == (["results", "d"], ["results/model", "f", 3])
+    assert unknown == ("failed", b"there is no word destroy")
     assert removed == ("ok", b"")
     assert not tmp_path.exists()
 

@@ -27,6 +27,7 @@ __all__ = [
     "add_json",
     "add_pool_options",
     "chosen",
+    "in_bytes",
     "make_pool",
     "pool_names",
     "print_findings",
@@ -137,6 +138,14 @@ def table(rows: Sequence[Sequence[str]], right: Container[str] = ()) -> list[str
         "  ".join(f"{text:{end}{size}}" for text, end, size in zip(row, ends, sizes, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def in_bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 def print_json(value: object) -> None:

@@ -19,7 +19,7 @@ __all__ = ["COMMANDS", "Parser", "main", "parser"]
 
 COMMANDS = {
     "start": ("init", "run", "exec"),
-    "detached runs": ("attach", "stop"),
+    "detached runs": ("attach", "fetch", "stop"),
     "look": ("ps", "top", "view", "logs", "history", "replay", "runs", "stacks"),
     "money": ("plan", "offers", "cost"),
     "machines": ("ssh", "hosts", "join", "down", "script"),

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from skyward.cli.common import add_command, add_json, print_json, table
+from skyward.cli.common import add_command, add_json, in_bytes, print_json, table
 
 if TYPE_CHECKING:
     from skyward.history.runs import Run as Kept
@@ -94,15 +94,7 @@ def _shown(row: dict[str, Any]) -> tuple[str, ...]:
         row["name"],
         row["kind"],
         str(row["results"]),
-        _size(row["size"]),
+        in_bytes(row["size"]),
         when,
         row["stage"] or ("in use" if row["in_use"] else ""),
     )
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

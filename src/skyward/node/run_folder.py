@@ -2,7 +2,7 @@
 
 <folder>/journal     facts (transport/journal.py): head, epoch, started, restarted, ended; the driver's lines after that
 <folder>/output      what the program printed, as it came
-<folder>/results/    what it returned
+<folder>/results/    files of the program, and what it returned: return.pkl, or its exception in raised
 
 It is read while the run lives and afterwards, by offset, and by other versions of Skyward. This file is also a program
 that a shell runs on the machine where the folder is, as `python -c TEXT`, so it needs the standard library only.
@@ -14,10 +14,26 @@ import json
 import os
 import shutil
 import socket
+import stat
 import sys
+import time
 from typing import Any
 
-__all__ = ["FOLDER", "JOURNAL", "OUTPUT", "PROGRAM", "RESULTS", "RUN", "RunFolder", "ask", "main", "piece"]
+__all__ = [
+    "FOLDER",
+    "JOURNAL",
+    "OUTPUT",
+    "PROGRAM",
+    "RAISED",
+    "RESULTS",
+    "RETURNED",
+    "RUN",
+    "RunFolder",
+    "ask",
+    "listing",
+    "main",
+    "piece",
+]
 
 RUN = "SKYWARD_RUN"
 """The variable that tells a run's program where its steward listens."""
@@ -26,6 +42,7 @@ FOLDER = "SKYWARD_RUN_FOLDER"
 """The variable that tells it where the run's folder is."""
 
 JOURNAL, OUTPUT, RESULTS, PROGRAM = "journal", "output", "results", "program"
+RETURNED, RAISED = f"{RESULTS}/return.pkl", f"{RESULTS}/raised"
 
 _PIECE = 1 << 20
 _ANSWER = 10.0
@@ -40,6 +57,26 @@ def piece(folder: str, name: str, offset: int, most: int = _PIECE) -> bytes:
     with open(fd, "rb") as file:
         file.seek(offset)
         return file.read(most)
+
+
+def listing(folder: str) -> dict[str, Any]:
+    """What is below `results/`, as entries of `transport/trees.py`, and what time it is on this machine."""
+    entries: list[list[Any]] = []
+    for path, folders, names in os.walk(os.path.join(folder, RESULTS)):
+        inner = os.path.relpath(path, folder)
+        entries.append([inner, "d", 0, 0, 0o700, ""])
+        for name in sorted([*names, *(each for each in folders if os.path.islink(os.path.join(path, each)))]):
+            try:
+                found = os.lstat(os.path.join(path, name))
+                target = os.readlink(os.path.join(path, name)) if stat.S_ISLNK(found.st_mode) else ""
+            except FileNotFoundError:
+                continue  # it was removed or renamed just now
+            if target:
+                entries.append([f"{inner}/{name}", "l", 0, 0, 0, target])
+            elif stat.S_ISREG(found.st_mode):
+                mode = stat.S_IMODE(found.st_mode) & 0o777
+                entries.append([f"{inner}/{name}", "f", found.st_size, found.st_mtime_ns, mode, ""])
+    return {"entries": entries, "now": time.time_ns()}
 
 
 def ask(path: str, question: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +111,9 @@ class RunFolder:
         """OSError if the steward does not answer."""
         return ask(self._steward, question)
 
+    def listing(self) -> dict[str, Any]:
+        return listing(self._path)
+
     def remove(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
 
@@ -91,8 +131,12 @@ def main() -> None:
                     content = folder.piece(*rest)
                 case "ask":
                     content = json.dumps(folder.ask(*rest)).encode()
-                case _:
+                case "listing":
+                    content = json.dumps(folder.listing()).encode()
+                case "remove":
                     folder.remove()
+                case _:
+                    raise ValueError(f"there is no word {word}")
             worked = "ok"
         except (OSError, ValueError) as exc:
             worked, content = "failed", str(exc).encode()

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient, RunOrder, written
-from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, RESULTS, RUN
+from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, RETURNED, RUN
 from skyward.node.run_output import OutputFile
 from skyward.node.run_table import Action, Event, Run
 from skyward.transport import local_sockets
@@ -217,7 +217,7 @@ class Steward:
         if action.why.startswith(("ended", "restarted")):
             self._output.settle()
             fact |= {"why": action.why.partition(": ")[2], "code": action.code, "output": self._output.size}
-            fact["result"] = (Path(self._order.folder) / RESULTS / "return").exists()
+            fact["result"] = Path(self._order.folder, RETURNED).exists()
         self._output.make_room()
         self._journal.append(fact)
         if action.why.startswith("ended"):

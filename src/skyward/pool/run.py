@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.api.compute import Compute
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.history import runs
-from skyward.node.run_folder import JOURNAL, OUTPUT, RESULTS, RunFolder
+from skyward.node.run_folder import JOURNAL, OUTPUT, RAISED, RETURNED, RunFolder
 from skyward.pool import run_record
-from skyward.pool.run_call import Call, outcome, packed
+from skyward.pool.run_call import Call, packed, raised
+from skyward.pool.run_files import Fetched, fetch, pieces
 from skyward.transport import journal
 
 if TYPE_CHECKING:
@@ -93,9 +96,7 @@ class Run:
 
     def output(self, offset: int = 0) -> Iterator[bytes]:
         """What its program has printed so far, from a byte on, in pieces."""
-        while piece := self._folder.piece(OUTPUT, offset):
-            offset += len(piece)
-            yield piece
+        return pieces(self._folder, OUTPUT, offset)
 
     def follow(self, offset: int = 0) -> Iterator[bytes]:
         """The same until the run is over."""
@@ -120,15 +121,28 @@ class Run:
     def result(self, timeout: float | None = None) -> Any:
         """What the function of `sky.detach` returned; its exception is raised. Waits until the run is over."""
         status = self.wait(timeout)
-        content = b""
-        while piece := self._folder.piece(f"{RESULTS}/return", len(content)):
-            content += piece
-        if content and status.stage in ("finished", "failed"):
-            return outcome(content)
+        if status.stage in ("finished", "failed"):
+            if content := b"".join(pieces(self._folder, RETURNED)):
+                return pickle.loads(content)
+            if content := b"".join(pieces(self._folder, RAISED)):
+                raise raised(content)
         if status.stage == "finished":
             raise SkywardError(f"the run {self.name} is finished; a program has no return value, only its output.")
         last = b"".join(self.output())[-_LAST:].decode("utf-8", "replace")
         raise SkywardError(f"the run {self.name} is {status.stage} and has returned nothing. It printed last:\n{last}")
+
+    def fetch(self, directory: str | Path | None = None) -> Fetched:
+        """Copies its output, its result and what its program has written to `results/` in the run's folder.
+
+        While it runs, too; what was copied before, or in part, is not copied again.
+
+        Args:
+            directory: a new directory, or that of an earlier fetch. Default: the run's name, in the current one.
+        """
+        over = self.status.over  # known before its files are looked at
+        if "handed" not in self._record.facts:
+            raise SkywardError(f"the run {self.name} has no files: its program was not started.")
+        return fetch(self.name, self._folder, Path(directory or self.name), over)
 
     def stop(self) -> RunStatus:
         """Ends it: its program is told (SIGTERM), then killed after the pool's grace; machines are released."""
@@ -157,10 +171,7 @@ class Run:
         return RunFolder(handed["folder"], handed["socket"])
 
     def _journal(self) -> list[dict[str, Any]]:
-        content = b""
-        while piece := self._folder.piece(JOURNAL, len(content)):
-            content += piece
-        return journal.read(content)[0]
+        return journal.read(b"".join(pieces(self._folder, JOURNAL)))[0]
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
         try:

@@ -1,27 +1,28 @@
 """The program of `sky.detach`: runs a function while its pool is open, and keeps what it returns or raises.
 
-stdin: the function, its arguments and its pool's options --main--> <folder>/results/return
+stdin: the function, its arguments and its pool's options --main--> <folder>/results/return.pkl, raised
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skyward.errors import SkywardError
 from skyward.node.processes import die_with_parent
-from skyward.node.run_folder import FOLDER, RESULTS
+from skyward.node.run_folder import FOLDER, RAISED, RETURNED
 from skyward.transport import exceptions
 
-__all__ = ["Call", "main", "outcome", "packed"]
+__all__ = ["Call", "main", "packed", "raised"]
 
-_FILE = f"{RESULTS}/return"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_FITS_RESERVE = 8 << 20  # beside the last lines of output and the journal's
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,21 @@ def packed(call: Call) -> bytes:
     return pickle.dumps((list(sys.path), cloudpickle.dumps(call)))
 
 
-def outcome(content: bytes) -> Any:
-    """What the function returned; its exception is raised, with the traceback that it had there."""
+def raised(content: bytes) -> BaseException:
+    """What the function raised, with the traceback that it had there."""
     head, _, data = content.partition(b"\n")
-    about: Any = json.loads(head)
-    if about["outcome"] == "returned":
-        return pickle.loads(data)
-    error = exceptions.rebuild(about["error"], data)
-    raise exceptions.annotate(error, about["error"], "the function of this detached run raised")
+    described: Any = json.loads(head)
+    error = exceptions.rebuild(described, data)
+    return exceptions.annotate(error, described, "the function of this detached run raised")
 
 
 def main() -> None:
     die_with_parent(os.getppid())
     paths, data = pickle.loads(sys.stdin.buffer.read())
     sys.path += [path for path in paths if path not in sys.path]
+    if _file(RETURNED).exists():
+        return  # by an earlier start, whose process failed when it ended
+    _file(RAISED).unlink(missing_ok=True)
     call: Call = pickle.loads(data)
     from skyward.pool.pool import ComputePool
 
@@ -61,32 +63,60 @@ def main() -> None:
     try:
         with ComputePool(*options.pop("specs"), **options):
             value = call.fn(*call.args, **call.kwargs)
-    except Exception as exc:
-        error, data = exceptions.capture(exc)
-        _keep({"outcome": "raised", "error": error}, data)
+        _keep(RETURNED, _pickled(value))
+    except SystemExit as exc:
+        _keep_error(SkywardError(f"the function called sys.exit({exc.code!r}), so it returned nothing."))
         raise
+    except Exception as exc:
+        _keep_error(exc)
+        raise
+
+
+def _pickled(value: Any) -> bytes:
     import cloudpickle
 
     try:
-        data = cloudpickle.dumps(value)
+        return cloudpickle.dumps(value)
     except Exception as exc:
-        failure = SkywardError(f"the function returned a {type(value).__name__} that cannot be pickled: {exc}")
-        error, data = exceptions.capture(failure)
-        _keep({"outcome": "raised", "error": error}, data)
-        raise failure from exc
-    _keep({"outcome": "returned"}, data)
+        text = f"the function returned a {type(value).__name__} that cannot be pickled: {exc}"
+        raise SkywardError(text) from exc
 
 
-def _keep(about: Any, data: bytes | memoryview) -> None:
-    """Written, on disk and renamed before anybody is told."""
-    path = Path(os.environ[FOLDER], _FILE)
-    part = path.with_suffix(".part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(json.dumps({**about, "time": time.time()}).encode() + b"\n")
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
+def _keep_error(exc: Exception) -> None:
+    described, data = exceptions.capture(exc)
+    _keep(RAISED, json.dumps(described).encode() + b"\n" + data)
+
+
+def _keep(name: str, content: bytes) -> None:
+    """Written, on disk and renamed before anybody is told. Should the disk be full, there is room for small content."""
+    try:
+        try:
+            _write(name, content)
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM or len(content) > _FITS_RESERVE:
+                raise
+            _file("reserve").unlink(missing_ok=True)
+            _write(name, content)
+    except OSError as exc:
+        text = f"the disk of {_file('')} does not take the {len(content) / 1e6:,.1f} MB that the function returned: "
+        raise SkywardError(f"{text}{exc.strerror}. Have the function write large results to a file.") from exc
+
+
+def _write(name: str, content: bytes) -> None:
+    part = _file(name).with_suffix(".part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    part.rename(_file(name))
+
+
+def _file(name: str) -> Path:
+    return Path(os.environ[FOLDER], name)
 
 
 if __name__ == "__main__":
