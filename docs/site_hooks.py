@@ -3,7 +3,8 @@
 A link from a page to a file of the repository (`../examples/x.py`, `../README.md`) is right where the repository is
 read. On the site it would lead nowhere, so examples become pages of their own, and other files are named only.
 A picture `x.png` that has an `x-dark.png` beside it is shown as the one or the other, by the reader's colour scheme.
-The first line of a quotation (`# from examples/x.py`) leads to the whole program, and the search puts guides first.
+The first line of a quotation (`# from examples/x.py`) leads to the whole program, the search puts guides first, and each guide
+that sends calls ends with a link to what does so without operators.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+|/[^)\s#]+)(#[^)\s]*)?\)")
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]*pictures/[^)\s#]+)\.png\)")
 _QUOTED = re.compile(r'(<span class="c1">)# from (examples/[\w/]+)\.py(</span>)')
+_SENDS = re.compile(r"(>>|@|(?<![-=>])>) (?:pool|sky)\b")
+_METHODS = "\n\nEach operator is also a method: [without operators](../concepts.md#without-operators).\n"
 _WEIGHTS = {  # in the search: what tells how something is done stands before what lists everything
     "index.md": 4.0,
     "tutorial.md": 3.0,
@@ -76,6 +79,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return match[0]
         return f"![{text}]({target}.png#only-light)![{text}]({target}-dark.png#only-dark)"
 
+    if page.file.src_uri.startswith("guides/") and _SENDS.search(markdown) and "#without-operators" not in markdown:
+        markdown += _METHODS
     return _PICTURE.sub(both, _LINK.sub(led, markdown))
 
 

@@ -82,10 +82,3 @@ def test_every_guide_quotes_its_example() -> None:
     quoted = {page for page, _, _ in quotations()}
     guides = set((ROOT / "docs" / "guides").glob("*.md"))
     assert guides <= quoted
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda page: page.name)
-def test_a_guide_that_sends_calls_says_how_it_is_done_without_operators(page: Path) -> None:
-    text = page.read_text()
-    if re.search(r"(>>|@|(?<![-=>])>) (?:pool|sky)\b", text):
-        assert "(../concepts.md#without-operators)" in text

@@ -136,6 +136,12 @@ def test_guides_and_the_tutorial_lead_to_the_whole_of_their_programs(site: Path)
             )
 
 
+def test_guides_that_send_calls_say_how_it_is_done_without_operators(site: Path) -> None:
+    for page in (ROOT / "docs" / "guides").glob("*.md"):
+        if re.search(r"(>>|@|(?<![-=>])>) (?:pool|sky)\b", page.read_text()):
+            assert "concepts.html#without-operators" in (site / "guides" / f"{page.stem}.html").read_text(), page.name
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
