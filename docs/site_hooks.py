@@ -3,7 +3,7 @@
 A link from a page to a file of the repository (`../examples/x.py`, `../README.md`) is right where the repository is
 read. On the site it would lead nowhere, so examples become pages of their own, and other files are named only.
 A picture `x.png` that has an `x-dark.png` beside it is shown as the one or the other, by the reader's colour scheme.
-The first line of a quotation (`# from examples/x.py`) leads to the whole program, the search puts guides first, and each
+The first line of a quotation (`# from examples/x.py`) leads to the whole program, the search puts guides first, and a
 guide that sends calls ends with a link to what does so without operators.
 """
 
