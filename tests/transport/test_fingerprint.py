@@ -117,7 +117,7 @@ PLAIN = {
     "function": "floor", "operator": "+",
 }  # fmt: skip
 HARMLESS = {
-    "local": ["j", "number", "zz", "a"], "outer": ["m", "zz", "a"], "square": ["q", "a", "zz"],
+    "local": ["j", "number", "zz", "a"], "outer": ["m", "zz", "a"], "square": ["q", "a", "ab"],
     "comment": ["# something else", "", "# a\n    # b\n\n", "'''A text.'''"], "local_function": ["first", "zz", "aa"],
 }  # fmt: skip
 HARMFUL = {
@@ -303,6 +303,27 @@ def test_where_a_class_lies_among_the_arguments_is_no_part_of_the_version() -> N
     prints = Fingerprints()
     found = [prints.item(PendingCompute(print, (a,)), "f")[1].id for a in (program.Config(), [1, program.Config()])]
     assert found[0] == found[1]
+
+
+def test_functions_of_the_same_name_in_two_packages_are_told_apart() -> None:
+    source = "from {package} import sqrt\ndef f(x): return sqrt(x)"
+    assert len({version(module(source.format(package=package)).f) for package in ("math", "cmath", "numpy")}) == 3
+
+
+def test_static_and_class_methods_are_told_apart() -> None:
+    source = "class A:\n    @{kind}\n    def make(a=1): return a\ndef f(x): return A.make()"
+    assert len({version(module(source.format(kind=kind)).f) for kind in ("staticmethod", "classmethod")}) == 2
+
+
+def test_functions_in_a_set_count_in_any_order() -> None:
+    source = "def f(x): return chosen\nchosen = {{lambda: {a}, lambda: {b}}}"
+    found = [version(module(source.format(a=a, b=b)).f) for a, b in ((1, 2), (2, 1), (2, 3))]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_docstring_of_a_class_within_a_function_is_no_part_of_the_version() -> None:
+    source = "def f(x):\n    class A:\n        {text}\n        y = 1\n    return A"
+    assert len({version(module(source.format(text=text)).f) for text in ("'A text.'", "'Another.'", "pass")}) == 1
 
 
 def test_functions_of_the_same_name_are_told_apart() -> None:

@@ -17,13 +17,12 @@ import marshal
 import pickle
 import sys
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import EnumMeta
 from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from skyward.api.compute import Compute, PendingCompute
 from skyward.api.once import Once
@@ -36,51 +35,50 @@ __all__ = ["Fingerprints", "Unstable", "Version"]
 
 _ATOMS = frozenset({int, float, str, bytes, bool, type(None), complex})
 _HASHED_FAST = 64 << 10
+_SHOWN = 12  # steps of a path in a message
 _HEAP = 1 << 9  # of a class: it was made by a class statement, or like one
 _CHECKED = 3  # items whose content is compared with that of a pickled copy
-_DESCRIPTORS = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-)
+_MAIN = frozenset({"__main__", "__mp_main__"})
+_HELD = {  # what cannot be pickled counts by these attributes
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    functools.singledispatchmethod: ("func", "dispatcher"),
+    MethodType: ("__func__", "__self__"),
+    PendingCompute: ("fn", "args", "kwargs"),
+    Compute: ("fn",),
+    Once: ("fn",),
+}
 _FUNCTIONS = (FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_MADE_FOR_CLASSES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NOT_OF_A_CLASS = frozenset(
     """
-    __module__ __doc__ __dict__ __weakref__ __firstlineno__ __static_attributes__ __slotnames__ __annotations__
-    __annotate__ __annotate_func__ __annotations_cache__ __qualname__ __orig_bases__ __parameters__ __abstractmethods__
+    __module__ __doc__ __firstlineno__ __static_attributes__ __slotnames__ __annotations__ __annotate__
+    __annotate_func__ __annotations_cache__ __qualname__
     """.split()
 )
-_OURS = frozenset({"skyward", "builtins", "cloudpickle"})
 _OF_A_MODULE = frozenset({"__name__", "__file__", "__doc__", "__package__", "__spec__", "__loader__", "__builtins__"})
 
 Parts = list[tuple[str, Any]]
+"""What something consists of, with the way to each: " > helper", "[3]", ".rate"."""
 
 
 class Unstable(InvalidArgument):
     """Something that has no content by which another process would know it; the text says where it is."""
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """The code of a call: `id` tells versions apart, the manifest says in words where they differ."""
 
     id: str
     manifest: Mapping[str, str]
 
 
-@dataclass
-class _Known:
+class _Known(NamedTuple):
     digest: bytes
-    found: tuple[tuple[str, Any], ...]
+    definitions: list[tuple[tuple[str, ...], Any]]
     value: object  # so that its address stays its own
-
-
-@dataclass
-class _Refused(Exception):
-    reason: str
-    path: str = ""
 
 
 class Fingerprints:
@@ -92,11 +90,12 @@ class Fingerprints:
         self._known: dict[int, _Known] = {}
         self._large: dict[int, _Known] = {}
         self._open: dict[int, int] = {}  # objects within which we are, and how deep
-        self._found: list[tuple[str, Any]] = []  # the user's functions and classes in a value, with their paths
+        self._path: list[str] = []  # to where we are
+        self._definitions: list[tuple[tuple[str, ...], Any]] = []  # functions and classes in a value, with their paths
         self._versions: dict[tuple[int, ...], Version] = {}
+        self._modules: dict[str, FunctionType | None] = {}
         self._kept: list[object] = []
         self._checks = _CHECKED
-        self._users: dict[str, bool] = {}
 
     def item(self, call: PendingCompute[Any], name: str) -> tuple[str, Version]:
         """The content of a call's arguments, and the version of its code; `name` is the function's in messages."""
@@ -104,244 +103,167 @@ class Fingerprints:
         if isinstance(fn, MethodType):
             fn, args = fn.__func__, (fn.__self__, *args)
         given = (args, ()) if not call.kwargs else _bound(fn, args, call.kwargs)
-        self._found = []
-        try:
-            content = self._value(given)
-        except _Refused as exc:
-            raise self._unstable(f"the arguments of {name}", exc) from None
-        found = [each for _, each in self._found]
+        what = f"the arguments of {name}"
+        content = self._content(what, given)
+        definitions = {id(each): each for _, each in self._definitions}
         if self._checks and not _is_plain(given):
             self._checks -= 1
-            self._check(given, content, name)
+            self._compare_with_copy(what, given, content)
         self._known.clear()
-        named = name.encode() + b"\0" + content
-        return blake2b(named, digest_size=16).hexdigest(), self._version(fn, name, found)
+        key = (id(fn), *definitions)
+        if key not in self._versions:
+            self._kept += [fn, *definitions.values()]
+            given = [
+                (f"{_title(each)} (class or function {at} of the arguments)", each)
+                for at, each in enumerate(definitions.values())
+            ]
+            self._versions[key] = self._manifest([(name, fn), *given])
+        return _hashed(name.encode(), content).hex(), self._versions[key]
 
-    def _version(self, fn: Any, name: str, values: Iterable[object]) -> Version:
-        found = list(enumerate({id(each): each for each in values}.values()))
-        key = (id(fn), *(id(each) for _, each in found))
-        known = self._versions.get(key)
-        if known is None:
-            self._kept += [fn, *(each for _, each in found)]
-            given = [(f"{_title(each)} (class or function {at} of the arguments)", each) for at, each in found]
-            known = self._versions[key] = self._manifest([(name, fn), *given])
-        return known
-
-    def _manifest(self, roots: Iterable[tuple[str, Any]]) -> Version:
+    def _manifest(self, roots: Parts) -> Version:
         """Everything that can be reached from the roots; the code of each function and class once."""
-        entries: dict[str, bytes] = {}
-        seen: dict[object, str] = {}
-        waiting = deque[tuple[str, Any]](roots)
-        try:
-            for name, value in self._extra.items():
-                entries[name] = self._value_at(name, value, waiting)
-            while waiting:
-                path, value = waiting.popleft()
-                key = value.key if isinstance(value, _Module) else id(value)
-                if key in seen:
-                    entries[path] = b"the same as " + seen[key].encode()
-                    continue
-                seen[key] = path
+        entries = defaultdict[str, list[bytes]](list)
+        seen: dict[int, str] = {}
+        waiting = deque([*self._extra.items(), *roots])
+        while waiting:
+            path, value = waiting.popleft()
+            if not self._is_definition(value):
+                entries[path].append(self._content(path, value))
+                waiting += [("".join(below), each) for below, each in self._definitions]
+            elif id(value) in seen:
+                entries[path].append(b"the same as " + seen[id(value)].encode())
+            else:
+                seen[id(value)] = path
                 self._kept.append(value)
-                if not self._is_definition(value):
-                    entries[path] = self._value_at(path, value, waiting)
-                    continue
-                tag, parts = self._definition(value)
-                entries[path] = blake2b(tag, digest_size=16).digest()
-                for label, part in parts:
-                    below = f"{path} > {label}"
-                    if self._is_definition(part):
-                        waiting.append((below, part))
-                    else:
-                        entries[below] = self._value_at(below, part, waiting)
-        except _Refused as exc:
-            raise self._unstable("", exc) from None
-        whole = blake2b(digest_size=16)
-        for path, content in sorted(entries.items()):
-            whole.update(path.encode() + b"\0" + content + b"\0")
-        shown = {path: blake2b(content, digest_size=6).hexdigest() for path, content in entries.items()}
-        return Version(whole.hexdigest(), shown)
+                tag, parts = self._defined(value)
+                entries[path].append(tag)
+                waiting += [(f"{path} > {label}", part) for label, part in parts]
+        found = {path: _hashed(*sorted(contents)) for path, contents in sorted(entries.items())}
+        whole = _hashed(*(each for path, content in found.items() for each in (path.encode(), content)))
+        return Version(whole.hex(), {path: content.hex()[:12] for path, content in found.items()})
 
-    def _value_at(self, path: str, value: object, waiting: deque[tuple[str, Any]]) -> bytes:
-        self._found = []
-        try:
-            content = self._value(value)
-        except _Refused as exc:
-            exc.path = path + exc.path
-            raise
-        waiting.extend((path + below, each) for below, each in self._found)
-        return content
-
-    def _check(self, given: object, content: bytes, name: str) -> None:
+    def _compare_with_copy(self, what: str, given: object, content: bytes) -> None:
         """Refuses arguments that a copy, as a node gets it, would not be equal to: no other process would know them."""
         try:
-            head, buffers = self._packer.pack(given, name)
-            copy = unpack(head, buffers, keep_classes=True)
+            copy = unpack(*self._packer.pack(given, what), keep_classes=True)
         except Exception:
             return  # the call cannot be sent either, and says so by itself
         self._known.clear()
-        if self._value(copy) != content:
-            raise self._unstable(
-                f"the arguments of {name}",
-                _Refused("differs from a pickled copy of itself", self._difference(given, copy)),
-            )
+        if self._content(what, copy) != content:
+            self._path = [what, *self._difference(given, copy)]
+            raise self._unstable("differs from a pickled copy of itself")
 
-    def _difference(self, one: Any, other: Any, depth: int = 20) -> str:
+    def _difference(self, one: Any, other: Any, depth: int = _SHOWN) -> list[str]:
         """The path to the first part in which two values differ."""
         if not depth or _is_plain(one) or type(one) is not type(other):
-            return ""
-        parts, copies = self._apart(one)[1], self._apart(other)[1]
-        for (label, part), (_, copy) in zip(parts, copies, strict=False):
-            self._known.clear()
-            if self._value(part) != self._value(copy):
-                return label + self._difference(part, copy, depth - 1)
-        return ""
+            return []
+        for (label, part), (_, copy) in zip(self._apart(one)[1], self._apart(other)[1], strict=False):
+            if self._content(label, part) != self._content(label, copy):
+                return [label, *self._difference(part, copy, depth - 1)]
+        return []
 
-    def _unstable(self, what: str, refused: _Refused) -> Unstable:
-        path = f"{what}{refused.path}" if what else refused.path
+    def _unstable(self, reason: str) -> Unstable:
+        more = "..." if len(self._path) > _SHOWN else ""
         return Unstable(
-            f"{path} {refused.reason}, so a later run of the program could not tell whether it is the same. Give plain "
-            "data, make it inside the function, or leave `resume=` out."
+            f"{''.join(self._path[:_SHOWN])}{more} {reason}, so a later run of the program could not tell whether it "
+            "is the same. Give plain data, make it inside the function, or leave `resume=` out."
         )
 
     # values
+
+    def _content(self, path: str, value: Any) -> bytes:
+        self._path, self._definitions, self._open = [path], [], {}
+        try:
+            return self._value(value)
+        except RecursionError:
+            raise self._unstable("is nested too deeply") from None
 
     def _value(self, value: Any) -> bytes:
         if _is_plain(value):
             plain = marshal.dumps(value, 2)
             return plain if len(plain) < _HASHED_FAST else blobs.digest(plain).encode()
-        known = self._known.get(id(value)) or self._large.get(id(value))
-        if known is not None:
-            self._found += known.found
+        if known := self._known.get(id(value)) or self._large.get(id(value)):
+            self._definitions += [((*self._path, *below), each) for below, each in known.definitions]
             return known.digest
         if id(value) in self._open:
             return b"within itself, level %d" % (len(self._open) - self._open[id(value)])
         if self._is_definition(value):
-            self._found.append(("", value))
+            self._definitions.append((tuple(self._path), value))
             return b"definition " + _title(value).encode()
-        before, self._found = self._found, []
+        start, depth = len(self._definitions), len(self._path)
         self._open[id(value)] = len(self._open)
-        try:
-            tag, parts, ordered = self._apart(value)
-            contents: list[bytes] = []
-            for label, part in parts:
-                start = len(self._found)
-                try:
-                    contents.append(self._value(part))
-                except _Refused as exc:
-                    exc.path = label + exc.path
-                    raise
-                except RecursionError:
-                    raise _Refused("is nested too deeply", label) from None
-                self._found[start:] = [(label + path, each) for path, each in self._found[start:]]
-        finally:
-            del self._open[id(value)]
-            found, self._found = tuple(self._found), before
-        whole = blake2b(tag + b"\0%d\0" % len(contents), digest_size=16)
-        for content in contents if ordered else sorted(contents):
-            whole.update(b"%d:" % len(content) + content)
-        content = whole.digest()
-        self._found += found
+        tag, parts = self._apart(value)
+        contents: list[bytes] = []
+        for label, part in parts:
+            self._path.append(label)
+            contents.append(self._value(part))
+            self._path.pop()
+        del self._open[id(value)]
+        content = _hashed(tag, *(sorted(contents) if type(value) in (set, frozenset) else contents))
+        below = [(path[depth:], each) for path, each in self._definitions[start:]]
         large = tensors.is_plain(value) and getattr(value, "nbytes", 0) >= blobs.LARGE
-        (self._large if large else self._known)[id(value)] = _Known(content, found, (value, parts))
+        (self._large if large else self._known)[id(value)] = _Known(content, below, (value, parts))
         return content
 
-    def _apart(self, value: Any) -> tuple[bytes, Parts, bool]:
-        """What an object is, its parts with their paths, and whether their order counts."""
+    def _apart(self, value: Any) -> tuple[bytes, Parts]:
+        """What an object is, and its parts with their paths."""
         kind = _kind(value)
+        tag = f"{kind.__module__}.{kind.__qualname__}".encode()
         if kind is tuple or kind is list:
-            return kind.__name__.encode(), [(f"[{index}]", each) for index, each in enumerate(value)], True
+            return tag, [(f"[{index}]", each) for index, each in enumerate(value)]
         if kind is dict or kind is types.MappingProxyType:
-            return b"dict", _pairs(value.items()), True
+            return b"dict", _pairs(value.items())
         if kind is set or kind is frozenset:
-            return kind.__name__.encode(), [("{...}", each) for each in value], False
+            return tag, [("{...}", each) for each in value]
         if kind is bytearray or kind is pickle.PickleBuffer:
-            raw = value if kind is bytearray else value.raw()
-            return kind.__name__.encode() + blobs.digest(raw).encode(), [], True
-        if kind is bytes or kind is str:
-            return b"", [], True  # of a subclass of these, which says itself that it is one
+            return tag + blobs.digest(value if kind is bytearray else value.raw()).encode(), []
         if isinstance(value, Ref):
-            raise _Refused("is a Ref, to an object that goes with its pool")
+            raise self._unstable("is a Ref, to an object that goes with its pool")
         if isinstance(value, Iterator):
-            raise _Refused("is an iterator, which can be read once")
-        if isinstance(value, PendingCompute):
-            return (
-                b"call",
-                [("'s function", value.fn), ("'s arguments", value.args), ("'s keywords", dict(value.kwargs))],
-                True,
-            )
-        if isinstance(value, Compute | Once):
-            return kind.__name__.encode(), [(" (its function)", cast(Any, value).fn)], True
+            raise self._unstable("is an iterator, which can be read once")
         if isinstance(value, FunctionType | type):
-            return self._elsewhere(value)
-        if kind is MethodType:
-            return b"method", [(".__func__", value.__func__), (".__self__", value.__self__)], True
-        if kind is ModuleType or isinstance(value, ModuleType):
-            return b"module " + value.__name__.encode(), [], True
+            return self._of_environment(value)
+        if isinstance(value, ModuleType):
+            return b"module " + value.__name__.encode(), []
         if isinstance(value, CodeType):
-            return bytecode.digest(value), [], True
-        if kind is types.CellType:
-            return b"cell", _cell(value), True
-        if isinstance(value, _DESCRIPTORS):
-            return f"{value.__objclass__.__qualname__}.{value.__name__}".encode(), [], True
-        if kind in (staticmethod, classmethod):
-            return kind.__name__.encode(), [(" (its function)", value.__func__)], True
-        if kind is property:
-            return b"property", [(" (get)", value.fget), (" (set)", value.fset), (" (delete)", value.fdel)], True
-        if kind is functools.cached_property:
-            return b"cached_property", [(" (its function)", value.func)], True
-        if kind is functools.singledispatchmethod:
-            return (
-                b"singledispatchmethod",
-                [(" (registered)", value.dispatcher.registry), (" (its function)", value.func)],
-                True,
-            )
-        if not self._is_definition(kind) and hasattr(value, "py_func"):  # of numba
-            return f"{kind.__module__}.{kind.__qualname__}".encode(), [(" (wrapped)", value.py_func)], True
-        return self._reduced(value)
-
-    def _reduced(self, value: Any) -> tuple[bytes, Parts, bool]:
-        kind = _kind(value)
+            return bytecode.digest(value)[0], []
+        held = _HELD.get(kind) or (("py_func",) if self._is_wrapper(value, "py_func") else ())  # of numba
+        if held:
+            return tag, [(f".{name}", getattr(value, name)) for name in held]
         tensors.note_loaded_frameworks()
         reduce = tensors.TABLE.get(kind) or copyreg.dispatch_table.get(kind)
         try:
             made: Any = reduce(value) if reduce is not None else value.__reduce_ex__(5)
-        except _Refused:
-            raise
         except Exception as exc:  # the user's, or that it cannot be pickled
-            if self._is_around(value):
-                return f"{kind.__module__}.{kind.__qualname__}".encode(), [(" (wrapped)", value.__wrapped__)], True
-            said = f"{type(exc).__name__}: {exc}"
-            raise _Refused(f"is a {kind.__module__}.{kind.__qualname__}, which has no content ({said})") from None
+            made = exc
+        if isinstance(made, str | Exception) and self._is_wrapper(value, "__wrapped__"):
+            return tag, [(".__wrapped__", value.__wrapped__)]  # of functools.lru_cache, jax.jit and the like
+        if isinstance(made, Exception):
+            raise self._unstable(
+                f"is a {kind.__module__}.{kind.__qualname__}, which has no content ({type(made).__name__}: {made})"
+            )
         if isinstance(made, str):
-            if self._is_around(value):
-                return f"{kind.__module__}.{kind.__qualname__}".encode(), [(" (wrapped)", value.__wrapped__)], True
-            return f"{kind.__module__}.{kind.__qualname__} {made}".encode(), [(" (its class)", kind)], True
+            return tag + f" {getattr(value, '__module__', '')}.{made}".encode(), [(" (its class)", kind)]
         maker, args, *rest = made
         state, items, pairs, setter = (*rest, None, None, None, None)[:4]
         parts: Parts = [(" (how it is made)", maker), *((f" ({at})", each) for at, each in enumerate(args))]
-        parts += _state(state)
-        parts += [(f"[{at}]", each) for at, each in enumerate(items or ())]
-        parts += _pairs(pairs or ())
-        if setter is not None:
-            parts.append((" (how it is filled)", setter))
-        return b"object", parts, True
+        parts += [*_state(state), *((f"[{at}]", each) for at, each in enumerate(items or ())), *_pairs(pairs or ())]
+        return b"object", [*parts, (" (how it is filled)", setter)]
 
-    def _is_around(self, value: Any) -> bool:
-        """Whether it is what functools.lru_cache, jax.jit and the like make of a function."""
-        return callable(value) and not self._is_definition(type(value)) and hasattr(value, "__wrapped__")
+    def _is_wrapper(self, value: Any, attribute: str) -> bool:
+        """Whether it is what a package makes of a function of the user's, which it has as this attribute."""
+        return callable(value) and not self._is_definition(type(value)) and hasattr(value, attribute)
 
-    def _elsewhere(self, value: Any) -> tuple[bytes, Parts, bool]:
+    def _of_environment(self, value: Any) -> tuple[bytes, Parts]:
         """A function or class of the environment: by name, and by what of the user's it holds if it has none."""
-        name = f"{value.__module__}.{value.__qualname__}".encode()
+        name = f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, type) or (_named(value) is value and not self._is_users(value.__module__)):
-            return name, [], True
-        code = value.__code__
-        tag = f"{value.__globals__.get('__name__')}.{getattr(code, 'co_qualname', code.co_name)}".encode()
+            return name.encode(), []
+        tag = f"{value.__globals__.get('__name__')}.{value.__code__.co_qualname}".encode()
         registry = getattr(value, "registry", None)
         if isinstance(registry, types.MappingProxyType):  # of functools.singledispatch
-            return tag, [(f"[{kind.__name__}]", each) for kind, each in cast(Any, registry).items()], True
-        return tag, [*_closure(value), *_defaults(value), *_wrapped(value)], True
+            return tag, [(f"[{kind.__name__}]", each) for kind, each in cast(Any, registry).items()]
+        return tag, _held_by(value)
 
     # definitions: functions, classes and modules of the user's
 
@@ -350,103 +272,58 @@ class Fingerprints:
             return self._is_users(value.__globals__.get("__name__"))
         if isinstance(value, type):
             return bool(value.__flags__ & _HEAP) and self._is_users(value.__module__)
-        return isinstance(value, _Module) or (isinstance(value, ModuleType) and self._is_users(value.__name__))
+        return isinstance(value, ModuleType) and self._is_users(value.__name__)
 
     def _is_users(self, module: object) -> bool:
         """Whether code of this module travels with calls, or lies in a file of the user's; others are by name."""
-        if not isinstance(module, str):
-            return True
-        known = self._users.get(module)
-        if known is None:
-            known = self._users[module] = self._lies_here(module)
-        return known
+        found = sys.modules.get(module) if isinstance(module, str) else None
+        return found is None or module in _MAIN or is_by_value(found.__name__) or self._packer.is_foreign(found)
 
-    def _lies_here(self, module: str) -> bool:
-        if module in ("__main__", "__mp_main__"):
-            return True
-        if module.partition(".")[0] in _OURS:
-            return False
-        found = sys.modules.get(module)
-        return found is None or is_by_value(module) or self._packer.is_foreign(found)
-
-    def _definition(self, value: Any) -> tuple[bytes, Parts]:
-        if isinstance(value, _Module):
-            return value.digest, list(self._imported(value.code, value.package))
+    def _defined(self, value: Any) -> tuple[bytes, Parts]:
         if isinstance(value, ModuleType):
             return b"module", sorted((n, v) for n, v in vars(value).items() if n not in _OF_A_MODULE)
-        return self._class(value) if isinstance(value, type) else self._function(value)
+        if isinstance(value, type):
+            return b"class", sorted(_members(value), key=lambda part: part[0])
+        scope, code = value.__globals__, value.__code__
+        parts = dict(_held_by(value))
+        for name, *attributes in sorted(set(bytecode.reads(code))):
+            if name in scope and name not in _OF_A_MODULE:
+                read = scope[name]
+                for attribute in attributes:  # of a module of the user's: only what is read, not all that it has
+                    if (
+                        not isinstance(read, ModuleType)
+                        or not self._is_definition(read)
+                        or not hasattr(read, attribute)
+                    ):
+                        break
+                    name, read = f"{name}.{attribute}", getattr(read, attribute)
+                parts[name] = read
+        for name in bytecode.imports(code):
+            if (module := self._imported(name, scope.get("__package__"))) is not None:
+                parts[f"import {module.__name__}"] = module
+        return bytecode.digest(code)[0], list(parts.items())
 
-    def _function(self, fn: FunctionType) -> tuple[bytes, Parts]:
-        scope, code = fn.__globals__, fn.__code__
-        parts = [*_wrapped(fn), *_defaults(fn), *_closure(fn)]
-        parts += [(f".{name}", each) for name, each in vars(fn).items() if name != "__wrapped__"]
-        for read in sorted(set(bytecode.reads(code)), key=lambda read: (read.name, read.attributes)):
-            if read.name in scope and read.name not in _OF_A_MODULE:
-                parts.append(self._followed(read.name, scope[read.name], read.attributes))
-        parts += self._imported(code, scope.get("__package__"))
-        return bytecode.digest(code), list(dict(parts).items())
-
-    def _followed(self, name: str, value: Any, attributes: Sequence[str]) -> tuple[str, Any]:
-        """What code reads of a module of the user's: only that, not all the module has."""
-        for attribute in attributes:
-            if not isinstance(value, ModuleType) or not self._is_definition(value) or not hasattr(value, attribute):
-                break
-            name, value = f"{name}.{attribute}", getattr(value, attribute)
-        return name, value
-
-    def _imported(self, code: CodeType, package: object) -> Iterator[tuple[str, Any]]:
-        """Modules of the user's that code imports when it runs: as their files are now, for so they will be run."""
-        for each in bytecode.imports(code):
-            try:
-                name = importlib.util.resolve_name("." * each.level + each.module, cast(Any, package) or None)
-            except ImportError:
-                continue  # it will fail there, too
-            for found in (name, *(f"{name}.{below}" for below in each.names)):
-                if (module := self._module(found)) is not None:
-                    yield f"import {found}", module
-
-    def _module(self, name: str) -> _Module | None:
-        if name.partition(".")[0] in sys.stdlib_module_names or name.startswith("skyward."):
-            return None
+    def _imported(self, name: str, package: Any) -> FunctionType | None:
+        """A module of the user's that code imports when it runs: as its file is now, for so it will be run."""
         try:
+            name = importlib.util.resolve_name(name, package or None)
+            if name in self._modules or name.partition(".")[0] in {*sys.stdlib_module_names, "skyward"}:
+                return self._modules.get(name)
+            self._modules[name] = None
             spec = importlib.util.find_spec(name)
-            if spec is None or spec.origin is None or not self._packer.is_foreign_file(spec.origin):
-                return None
-            code = cast(Any, spec.loader).get_code(name)
+            if spec is not None and spec.origin is not None and self._packer.is_foreign_file(spec.origin):
+                scope = {"__name__": name, "__package__": spec.parent}
+                self._modules[name] = FunctionType(cast(Any, spec.loader).get_code(name), scope, name)
         except Exception:  # there is no such module, or none that Python has the code of
-            return None
-        package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        return _Module(f"module {name}", code, package) if isinstance(code, CodeType) else None
-
-    def _class(self, kind: type) -> tuple[bytes, Parts]:
-        parts: Parts = [(f"(base {at}, {each.__name__})", each) for at, each in enumerate(kind.__bases__)]
-        if type(kind) is not type:
-            parts.append(("(metaclass)", type(kind)))
-        if isinstance(kind, EnumMeta):
-            members = cast("Mapping[str, Any]", kind.__members__)
-            parts += [(name, each.value) for name, each in members.items()]
-            return b"enum", parts + [(n, v) for n, v in vars(kind).items() if isinstance(v, _FUNCTIONS)]
-        parts.append(("(annotations)", _annotations(kind)))
-        for name, each in vars(kind).items():
-            special = name.startswith("__") and name.endswith("__")
-            if name in _NOT_OF_A_CLASS or name.startswith("_abc_") or isinstance(each, _DESCRIPTORS):
-                continue
-            if not special or isinstance(each, _FUNCTIONS) or _is_plain(each):
-                parts.append((name, _undressed(each)))
-        return b"class", sorted(parts, key=lambda part: part[0])
+            pass
+        return self._modules.get(name)
 
 
-@dataclass(frozen=True)
-class _Module:
-    """A module that code imports when it runs: what its file says."""
-
-    key: str
-    code: CodeType = field(repr=False)
-    package: str
-
-    @property
-    def digest(self) -> bytes:
-        return bytecode.digest(self.code)
+def _hashed(*contents: bytes) -> bytes:
+    whole = blake2b(digest_size=16)
+    for content in contents:
+        whole.update(b"%d:" % len(content) + content)
+    return whole.digest()
 
 
 def _is_plain(value: Any, depth: int = 12) -> bool:
@@ -466,26 +343,12 @@ def _are_plain(values: Iterable[Any], depth: int) -> bool:
 
 
 def _bound(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments as the function gets them, however they were given; keywords that it has no parameter for by name."""
+    """Arguments as the function gets them, however they were given."""
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return args, tuple(sorted(kwargs.items()))
-    plain: list[Any] = []
-    other: list[tuple[str, Any]] = []
-    for number, (name, parameter) in enumerate(bound.signature.parameters.items()):
-        if name not in bound.arguments:
-            continue
-        value = bound.arguments[name]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            plain += value
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            other += value.items()
-        elif parameter.kind is parameter.KEYWORD_ONLY or len(plain) < number:
-            other.append((name, value))
-        else:
-            plain.append(value)
-    return tuple(plain), tuple(sorted(other, key=lambda pair: pair[0]))
+    return bound.args, tuple(sorted(bound.kwargs.items()))
 
 
 def _pairs(items: Iterable[tuple[Any, Any]]) -> Parts:
@@ -500,66 +363,59 @@ def _state(state: Any) -> Parts:
     """What an object's attributes hold, by name; those in slots come second in a pair."""
     parts: Parts = []
     for each in state if _kind(state) is tuple and len(state) == 2 else (state,):
-        attributes = each if _kind(each) is dict else {0: each}
-        if all(type(name) is str for name in attributes):
-            parts += [(f".{name}", attributes[name]) for name in sorted(attributes)]
+        if _kind(each) is dict and all(type(name) is str for name in each):
+            parts += [(f".{name}", each[name]) for name in sorted(each)]
         elif each is not None:
             parts.append((" (its state)", each))
     return parts
+
+
+def _held_by(fn: FunctionType) -> Parts:
+    """Defaults, closure and attributes of a function.
+
+    Variables of the enclosing function go by the order in which they are used: their names do not count.
+    """
+    code, numbers = fn.__code__, bytecode.digest(fn.__code__)[1]
+    names = code.co_varnames[code.co_argcount - len(fn.__defaults__ or ()) :]
+    defaults = {**dict(zip(names, fn.__defaults__ or (), strict=False)), **(fn.__kwdefaults__ or {})}
+    parts: Parts = [(f"default of {name}", value) for name, value in defaults.items()]
+    closed = dict(zip(code.co_freevars, fn.__closure__ or (), strict=False))
+    for name in sorted(closed.keys() & numbers.keys(), key=numbers.__getitem__):
+        try:
+            label = "its class" if name == "__class__" else f"closure {numbers[name]}"
+            parts.append((label, closed[name].cell_contents))
+        except ValueError:  # it is not filled yet
+            continue
+    return [*parts, *((f".{name}", each) for name, each in vars(fn).items())]
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    yield from ((f"(base {at}, {each.__name__})", each) for at, each in enumerate(kind.__bases__))
+    if type(kind) is not type:
+        yield "(metaclass)", type(kind)
+    if isinstance(kind, EnumMeta):
+        yield from ((name, each.value) for name, each in cast("Mapping[str, Any]", kind.__members__).items())
+        yield from ((name, each) for name, each in vars(kind).items() if isinstance(each, _FUNCTIONS))
+        return
+    try:
+        annotations = inspect.get_annotations(kind)
+    except Exception:  # of names that only type checkers know
+        annotations = {}
+    yield "(annotations)", [(n, v if isinstance(v, str) else _title(v)) for n, v in annotations.items()]
+    for name, each in vars(kind).items():
+        special = name.startswith("__") and name.endswith("__")
+        if name in _NOT_OF_A_CLASS or name.startswith("_abc_") or isinstance(each, _MADE_FOR_CLASSES):
+            continue
+        if not special or isinstance(each, _FUNCTIONS) or _is_plain(each):
+            yield name, each
 
 
 def _kind(value: Any) -> Any:
     return cast(Any, type(value))
 
 
-def _defaults(fn: FunctionType) -> Parts:
-    given, code = fn.__defaults__ or (), fn.__code__
-    names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
-    return [
-        *((f"default of {name}", value) for name, value in zip(names, given, strict=False)),
-        *((f"default of {name}", value) for name, value in (fn.__kwdefaults__ or {}).items()),
-    ]
-
-
-def _closure(fn: FunctionType) -> Parts:
-    """Variables of the enclosing function, by the order in which they are used: their names do not count."""
-    numbers = bytecode.numbered(fn.__code__)
-    parts: Parts = []
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
-        if name == "__class__":
-            parts += [("its class", each) for _, each in _cell(cell)]
-        elif name in numbers:
-            parts += [(f"closure {numbers[name]}", each) for _, each in _cell(cell)]
-    return sorted(parts, key=lambda part: part[0])
-
-
-def _cell(cell: Any) -> Parts:
-    try:
-        return [("", cell.cell_contents)]
-    except ValueError:
-        return []  # it is not filled yet
-
-
-def _wrapped(fn: FunctionType) -> Parts:
-    inner = getattr(fn, "__wrapped__", None)
-    return [] if inner is None else [("(wrapped)", inner)]
-
-
-def _undressed(member: Any) -> Any:
-    """The function in a static or class method, so that it has an entry of its own."""
-    return member.__func__ if _kind(member) in (staticmethod, classmethod) else member
-
-
-def _annotations(kind: Any) -> list[tuple[str, str]]:
-    try:
-        found: dict[str, Any] = dict(inspect.get_annotations(kind))
-    except Exception:  # of names that only type checkers know
-        return []
-    return [(n, v if isinstance(v, str) else getattr(v, "__qualname__", type(v).__name__)) for n, v in found.items()]
-
-
 def _title(value: Any) -> str:
-    return str(value.__name__ if _kind(value) is ModuleType else value.__qualname__)
+    return value.__name__ if isinstance(value, ModuleType) else getattr(value, "__qualname__", type(value).__name__)
 
 
 def _named(value: Any) -> Any:
