@@ -118,7 +118,7 @@ def test_failures_run_again_and_what_had_finished_is_there(
     counted()
     switch.touch()
     assert pool.map(picky, range(9), resume="picky") == list(range(9))
-    assert counted() == ["1", "4", "7"]
+    assert set(counted()) == {"1", "4", "7"}  # one that was stopped may have written its line late
 
 
 def test_an_error_in_a_group_loses_nothing_that_had_finished(
