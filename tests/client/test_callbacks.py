@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,19 @@ def test_no_thread_exists_before_there_is_something_to_run(user: UserCode) -> No
     user.listeners.emit(Notice("pool", "nobody listens"))
     UserFuture[int](user).set_result(1)
     assert ours() == []
+
+
+def test_a_future_is_made_of_what_futures_are_made_of(user: UserCode) -> None:
+    """It makes that itself, without their condition; and those who wait for several at once need it."""
+    future = UserFuture[int](user)
+    assert vars(Future()).keys() <= vars(future).keys()
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(wait, [future], 30), threads.submit(list, as_completed([future], 30))]
+        until(lambda: len(vars(future)["_waiters"]) == 2)
+        future.set_result(1)
+        assert [one.result(30) for one in asked] == [({future}, set()), [future]]
+    with pytest.raises(TimeoutError):
+        UserFuture[int](user).result(0)
 
 
 def test_a_function_that_does_not_return_holds_up_no_other(gate: threading.Event) -> None:

@@ -221,7 +221,7 @@ class Call:
         user: UserCode | None = None,
     ) -> None:
         self.id = new_id()
-        self.name = pending.name
+        self.name = name = pending.name
         self.chunk = pending.chunk
         watched = user is not None and user.listeners.any()
         self.arguments = hide(_glance(pending)) if watched and isinstance(pending, PendingCompute) else ""
@@ -252,7 +252,7 @@ class Call:
         self.inner: Sequence[Call] = ()  # calls among its arguments, to be sent with it
         self.prefers: int | None = None
         self.until = 0.0
-        self.future: CallFuture[Any] = CallFuture(self.name, user)
+        self.future: CallFuture[Any] = CallFuture(name, user)
         self.future.call = self.id
 
     @property

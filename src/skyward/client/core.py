@@ -56,9 +56,12 @@ class Core:
         return self.calls.ranks
 
     def rank(self, number: int, place: int) -> int:
-        if place >= self.ranks.counts[number]:
-            raise Malformed(f"node {number} has no process {place}")
+        self._check_place(number, place)
         return self.ranks.rank(number, place)
+
+    def _check_place(self, number: int, place: int) -> None:
+        if place >= self.calls.ranks.counts[number]:
+            raise Malformed(f"node {number} has no process {place}")
 
     def settle_ranks(self) -> None:
         self.calls.set_ranks(self._machines.ranks(self.nodes.abouts()), self._plan.slots)
@@ -221,8 +224,8 @@ class Core:
         self.nodes.gang = self.nodes.gang or (own and verdict.group and len(self.ranks) > 1)
         if self.nodes.gang and verdict.replaced and not self.nodes.closing:
             actions = self._routed(self.nodes.on_broken_group(now), now)
-        self.rank(number, verdict.place)
-        if verdict.seconds is not None:
+        self._check_place(number, verdict.place)
+        if verdict.seconds is not None and self.ranks.many:
             self.calls.runs_at(number, verdict.id, verdict.place)
         if isinstance(verdict, Returned):
             return actions + self.calls.result(number, verdict, now)

@@ -231,10 +231,11 @@ class Engine:
             self._check_open()
             inner = [each for call in calls for each in call.inner]
             batch = [*inner, *calls] if inner else calls
+            stop = self.stop
             for call in batch:
                 if call.needs:
                     self._check_files(call.needs)
-                self._adopt(call)
+                call.future.on_cancel = partial(stop, call)
             self._do(self._core.submit(batch, self._clock()))
 
     @property
@@ -252,7 +253,7 @@ class Engine:
             if world not in (None, len(self.ranks)):
                 return False
             for _, call in calls:
-                self._adopt(call)
+                call.future.on_cancel = partial(self.stop, call)
             self._do(self._core.submit_to(calls, self._clock()))
             return True
 
@@ -275,9 +276,6 @@ class Engine:
     def stop(self, call: Call, why: str = "cancelled") -> None:
         with self._lock:
             self._do(self._core.cancel(call, why, self._clock()))
-
-    def _adopt(self, call: Call) -> None:
-        call.future.on_cancel = lambda: self.stop(call)
 
     def _check_open(self) -> None:
         if self._closing:
@@ -375,7 +373,7 @@ class Engine:
         self._defer(call.future.fail, error)
 
     def _let_go(self, call: Call) -> None:
-        if call.keeps is None:  # else they may be needed to make its result again
+        if call.uploads and call.keeps is None:  # else they may be needed to make its result again
             self._plan.release(list(call.uploads))
         call.holds = ()
         for producer in call.feeders.values():
@@ -438,7 +436,7 @@ class Engine:
     def _defer(self, act: Callable[..., Any], *args: Any) -> None:
         """Runs on the I/O thread without the lock; must not block."""
         self._deferred.add(act, *args)
-        if threading.current_thread() is not self.thread:
+        if threading.get_ident() != self.thread.ident:
             self._connections.wake()
 
     def handle(self, happened: Sequence[Event]) -> bool:

@@ -249,6 +249,7 @@ class _Combined(UserFuture[tuple[Any, ...]]):
                 self.set_exception(error)
                 run_in_thread(partial(_cancel, self._parts))  # many of them would hold up the thread that settles
             elif last:
+                self.on_cancel = None
                 self.set_result(())  # `_load` puts the results there
         except InvalidStateError:
             pass  # another part has failed before, or the whole was cancelled
@@ -263,7 +264,7 @@ class _Combined(UserFuture[tuple[Any, ...]]):
                 raise  # it can be asked for again
             except BaseException as exc:  # a result that cannot be read
                 self._exception = exc
-            self._collected = True
+            self._collected, self._parts = True, ()  # which have this one among their callbacks: a cycle
 
     def _kept(self) -> Iterator[Any]:
         for index, part in enumerate(self._parts):

@@ -50,6 +50,7 @@ class _Batch:
         self.results: dict[str, KeptResult] = {}  # those of calls among the arguments
         self.limits: dict[str, float | None] = {}  # their time limits, where they have none of their own
         self.pinned: list[str] = []  # the large buffers that they need, once for each call
+        self.logging: dict[str, Any] | None = None  # what nodes are told with each
 
 
 class Packing:
@@ -73,6 +74,7 @@ class Packing:
         Calls among their arguments are the `inner` ones of the first; these have `inner_retries`.
         """
         batch = _Batch(retries)
+        batch.logging = self._logging.news()
         try:
             return self._packed(pending, batch, inner_retries)
         except BaseException:  # nobody will release them
@@ -184,11 +186,11 @@ class Packing:
             about["streams"] = list(inputs)
         if item.chunk is not None and item.chunk.keep:
             about["each"] = True
-        if (logging_now := self._logging.news()) is not None:
-            about["log"] = logging_now
+        if batch.logging is not None:
+            about["log"] = batch.logging
         uploads: dict[str, blobs.Blob] = {}
         for index, piece in enumerate(pieces):
-            if nbytes(piece) >= blobs.LARGE:
+            if (len(piece) if type(piece) is bytes else nbytes(piece)) >= blobs.LARGE:
                 key, blob = self._store.put(piece)
                 if key in uploads:
                     self._store.release([key])  # the same content twice in one call counts once

@@ -207,6 +207,7 @@ def _load_storage(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location=None if torch.cuda.is_available() else "cpu", weights_only=False)
 
 
+_type: Callable[[Any], Any] = type
 _as_cloudpickle: Any = cast(Any, cloudpickle.Pickler).reducer_override
 
 
@@ -221,7 +222,7 @@ class Pickler(cloudpickle.Pickler):
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        kind = cast(Any, type(obj))
+        kind = _type(obj)
         made = self._reduce(obj) if kind in self._kinds else NotImplemented
         if made is not NotImplemented:
             return made
@@ -254,7 +255,7 @@ def _is_simple(value: object) -> bool:
     left, waiting = _MOST_CHECKED, [value]
     while waiting:
         given: Any = waiting.pop()
-        kind = cast(Any, type(given))
+        kind = _type(given)
         if kind in _SHORTS:
             continue
         if kind in _LONG:
