@@ -151,6 +151,15 @@ def test_hosts_that_are_not_said_are_a_wrong_command_line(
     assert said in _refused(capsys, "hosts", "check", *words)
 
 
+@pytest.mark.parametrize("words", [("--ttl", "3", "train.py"), ("--min-nodes=2", "train.py"), ("--grace", "1")])
+def test_an_option_that_only_a_pool_has_is_told_where_it_goes(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = words[0][2:].partition("=")[0].replace("-", "_")
+    said = _refused(capsys, "run", *words)
+    assert f"set {option} in sky.toml, or in the program: sky.ComputePool({option}=...)" in said
+
+
 def test_make_help_lists_every_target_that_people_use() -> None:
     root = Path(__file__).parents[2]
     listed = subprocess.run(["make", "-s", "help"], cwd=root, capture_output=True, text=True, check=True).stdout

@@ -207,13 +207,47 @@ def test_what_would_need_this_computer_is_refused_at_submission(capsys: pytest.C
     assert "no run has kept anything" in capsys.readouterr().out
 
 
-def test_a_name_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"), [("grid", "there is a run grid already"), ("a/b", "is not the name of a run")]
+)
+def test_a_name_that_cannot_be_had_is_refused_before_the_program_runs(
+    name: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = program("pass")
     assert submit(file, "--name", "grid").returncode == 0
     Run("grid").wait(120)
-    done = submit(file, "--name", "grid")
-    assert done.returncode == 1
-    assert "there is a run grid already" in done.stderr
+    Path(file).write_text("print('it runs')\n" + Path(file).read_text())
+    assert main(["run", "--detach", "--name", name, file]) == 1
+    said = capfd.readouterr()
+    assert why in said.err
+    assert said.out == ""
+
+
+def test_the_pool_of_a_run_has_its_name_and_its_program_no_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    """The GPUs are for the nodes' processes; the program could take one that they need."""
+    file = program("print('gpus', repr(os.environ['CUDA_VISIBLE_DEVICES']), pool.name, square(2) >> pool)")
+    Path(file).write_text(Path(file).read_text().replace(", history=False", ""))
+    assert submit(file, "--name", "grid").returncode == 0
+    run = Run("grid")
+    assert run.wait(120).stage == "finished", text_of(run)
+    assert "gpus '' grid 4" in text_of(run)
+    assert main(["logs", "grid", "--node", "0"]) == 0
+    assert "node 0  body 2" in capsys.readouterr().out
+    assert main(["history", "--json"]) == 0
+    assert '"pool": "grid"' in capsys.readouterr().out
+
+
+def test_a_run_may_have_got_any_of_the_machines_that_its_pool_names() -> None:
+    file = program("print(square(3) @ pool)")
+    specs = "sky.Spec(nodes=2), sky.Spec(nodes=1), console=False"
+    Path(file).write_text(Path(file).read_text().replace("nodes=2, console=False", specs))
+    before = "import skyward.pool.opening as o\nreal = o.get_machines\n"
+    before += "import skyward.pool.detached as d\n"
+    before += "d.get_machines = lambda base, found, *rest: real(base, found[1:], *rest)"
+    assert submit(file, "--name", "second", before=before).returncode == 0
+    run = Run("second")
+    assert run.wait(120).stage == "finished", text_of(run)
+    assert "[9]" in text_of(run)
 
 
 def test_a_process_that_the_program_starts_does_not_take_its_machines() -> None:

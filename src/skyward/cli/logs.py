@@ -25,7 +25,8 @@ def add(commands: Any) -> None:
         "logs",
         "print a pool's output, warnings and failures",
         "Prints the output, log records, warnings and failures of a pool of this computer, or what the program of a "
-        "detached run printed; without a name, of the pool that was opened last.",
+        "detached run printed (with --node or --json, what its pool printed); without a name, of the pool that was "
+        "opened last.",
         [
             "sky logs",
             "sky logs sweep --node 2",
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from skyward.history.store import Tail
     from skyward.pool.run_record import KIND
 
-    if arguments.pool is not None and any(run.name == arguments.pool for run in runs.runs(KIND)):
+    of_pool = arguments.json or arguments.node is not None  # a run's pool has its name, if it was given no other
+    if not of_pool and arguments.pool is not None and any(run.name == arguments.pool for run in runs.runs(KIND)):
         return _print_run(arguments)
     entry = chosen(arguments.pool)
     if arguments.node is not None and not 0 <= arguments.node < (nodes := read(entry).nodes or sys.maxsize):
@@ -74,13 +76,6 @@ def _print_run(arguments: argparse.Namespace) -> int:
     from skyward.cli.attach import follow
     from skyward.pool.run import Run
 
-    if arguments.json or arguments.node is not None:
-        from skyward.errors import InvalidArgument
-
-        raise InvalidArgument(
-            f"{arguments.pool} is a detached run: its output has no nodes and no JSON. `sky logs` takes the name of "
-            "its pool, too, which `sky history` lists."
-        )
     try:
         found = Run(arguments.pool)
         follow(found, found.follow() if arguments.follow else found.output())  # `sky attach` stays where it was

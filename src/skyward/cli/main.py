@@ -152,11 +152,23 @@ def told_unknown(parser: Parser, name: str, words: Sequence[str], unknown: Seque
     command = parser.commands[name]
     text = f"unrecognized arguments: {' '.join(unknown)}"
     options = [option for option in command._option_string_actions if option.startswith("--")]  # pyright: ignore[reportPrivateUsage] - argparse has no other list of them
+    pools = [word for word in unknown if word.startswith("--") and _is_of_pools(word[2:].partition("=")[0])]
+    if pools and "--nodes" in options:
+        option = pools[0][2:].partition("=")[0].replace("-", "_")
+        return f"{pools[0]}: set {option} in sky.toml, or in the program: sky.ComputePool({option}=...)."
     meant = next((_meant(word, options) for word in unknown if word[0] == "-" and _meant(word, options) != "."), ".")
     if meant != "." or not command.get_default("takes_rest"):
         return f"{text}{meant} `{command.prog} --help` lists the options."
     end = [parser.prog, *(word for word in words if word not in unknown), "--", *unknown, *rest]
     return f"{text}. What is not for {parser.prog} goes after --: {' '.join(end)}"
+
+
+def _is_of_pools(option: str) -> bool:
+    import inspect
+
+    from skyward.pool.pool import ComputePool
+
+    return option.replace("-", "_") in inspect.signature(ComputePool).parameters
 
 
 def _meant(word: str, known: Sequence[str] | Mapping[str, object]) -> str:

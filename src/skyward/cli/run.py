@@ -92,8 +92,12 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     from skyward.cli.plan import run_program
     from skyward.errors import InvalidArgument
     from skyward.pool.detached import Program, submit
-    from skyward.pool.run_record import free_name
+    from skyward.pool.run_record import check_free, free_name
 
+    if arguments.restarts < 0:
+        arguments.error(f"--restarts {arguments.restarts}: expected 0 or more.")
+    name = arguments.name or free_name(path.stem)
+    check_free(name)
     if line is None:
         pool = make_pool(arguments)
     else:
@@ -109,7 +113,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     title = " ".join([path.name, *arguments.rest])
     program = Program("skyward", ["run", str(path), *words, "--", *arguments.rest], os.getcwd(), title)
     began = time.monotonic()
-    record = submit(pool, arguments.name or free_name(path.stem), program, restarts=arguments.restarts)
+    record = submit(pool, name, program, restarts=arguments.restarts)
     until = time.strftime(
         "%a %b %d, %H:%M", time.localtime(record.facts["handed"]["time"] + record.facts["handed"]["left"])
     )

@@ -24,7 +24,7 @@ from skyward.machines.ledger import state_dir, usable
 from skyward.transport import journal, private
 from skyward.transport.journal import Journal
 
-__all__ = ["FOLDER", "Opened", "Run", "drop", "find", "open_run", "runs"]
+__all__ = ["FOLDER", "Opened", "Run", "check_name", "drop", "find", "open_run", "runs"]
 
 FOLDER = "runs"
 _JOURNAL = "journal"
@@ -70,8 +70,7 @@ class Opened:
 
 def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
     """The run of this name, made if there is none; refused while another process has it, or if its kind is another."""
-    if not usable(name):
-        raise InvalidArgument(f"{name!r} is not the name of a run. Names have letters, digits, '.', '_' and '-'.")
+    check_name(name)
     folder = private.make(root or state_dir(), FOLDER, name)
     path = folder / _JOURNAL
     try:
@@ -93,6 +92,11 @@ def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
     who = {"pid": os.getpid(), "host": socket.gethostname(), "program": program}
     held.append({"fact": "open", "time": time.time(), **who})
     return Opened(folder, held, facts, damaged)
+
+
+def check_name(name: str) -> None:
+    if not usable(name):
+        raise InvalidArgument(f"{name!r} is not the name of a run. Names have letters, digits, '.', '_' and '-'.")
 
 
 def runs(kind: str | None = None, root: Path | None = None) -> list[Run]:

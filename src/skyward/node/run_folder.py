@@ -28,6 +28,7 @@ __all__ = [
     "RESULTS",
     "RETURNED",
     "RUN",
+    "RUN_NAME",
     "RunFolder",
     "ask",
     "listing",
@@ -40,6 +41,9 @@ RUN = "SKYWARD_RUN"
 
 FOLDER = "SKYWARD_RUN_FOLDER"
 """The variable that tells it where the run's folder is."""
+
+RUN_NAME = "SKYWARD_RUN_NAME"
+"""The variable that tells it what the run is called."""
 
 JOURNAL, OUTPUT, RESULTS, PROGRAM = "journal", "output", "results", "program"
 RETURNED, RAISED = f"{RESULTS}/return.pkl", f"{RESULTS}/raised"

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient, RunOrder, written
-from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, RETURNED, RUN
+from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, RETURNED, RUN, RUN_NAME
 from skyward.node.run_output import OutputFile
 from skyward.node.run_table import Action, Event, Run
 from skyward.transport import local_sockets
@@ -38,6 +38,7 @@ from skyward.transport.link import greet
 
 __all__ = ["Agents", "Leases", "main"]
 
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}  # they are for the nodes' processes
 _REACH = 10.0
 _AT_ONCE = 16
 _LONGEST = 3e8
@@ -242,6 +243,7 @@ class Steward:
     def _start_driver(self) -> None:
         order = self._order
         env = {**order.env, RUN: order.socket, FOLDER: order.folder, "PYTHONUNBUFFERED": "1"}
+        env |= {RUN_NAME: order.head["name"], **_NO_GPU}
         env["SKYWARD_RESTART"] = str(order.restarts - self._run.restarts)
         read, write = os.pipe()
         stdin = self._input()

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -21,7 +21,7 @@ from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Lease, Receipt
 from skyward.api.spec import Spec
 from skyward.client.futures import UserCode
-from skyward.errors import PluginError
+from skyward.errors import PluginError, PoolClosed
 from skyward.machines.acquire import Candidate, Selection, acquire, look, taken
 from skyward.machines.watchdog import Watchdog
 from skyward.node.run_folder import RUN
@@ -101,7 +101,7 @@ def get_machines(
     `choose` is told of each spec before it is tried; `keep_receipt` gets the receipt when machines were given back.
     """
     if RUN in os.environ:
-        return _adopted(base, candidates[0])
+        return _adopted(base, candidates)
     if len(candidates) > 1 and selection == "cheapest":
         base.report("comparing prices")
         candidates = [prospect.candidate for prospect in look(candidates, "cheapest").prospects]
@@ -134,13 +134,19 @@ def within_budget(context: PoolContext) -> Spec:
     return replace(context.spec, ttl=min(context.spec.ttl, 3600 * context.budget / hourly))
 
 
-def _adopted(base: PoolContext, first: Candidate) -> tuple[PoolContext, Lease]:
+def _adopted(base: PoolContext, candidates: Sequence[Candidate]) -> tuple[PoolContext, Lease]:
     """The machines of the detached run that this program belongs to. Its steward keeps to the budget."""
     from skyward.setup.adoption import adopt
 
-    context = replace(base, provider=first.provider, spec=first.spec, nodes=first.nodes, budget=None)
-    context = replace(context, image=transformed(base.plugins, base.image, context.cluster))
-    return context, adopt(context)
+    def attempt(candidate: Candidate) -> tuple[PoolContext, Lease]:
+        context = replace(base, provider=candidate.provider, spec=candidate.spec, nodes=candidate.nodes, budget=None)
+        context = replace(context, image=transformed(base.plugins, base.image, context.cluster))
+        return context, adopt(context)
+
+    for candidate in candidates[1:]:  # which of them the run has got is known to its steward
+        with suppress(PoolClosed):
+            return attempt(candidate)
+    return attempt(candidates[0])
 
 
 def open_nodes(

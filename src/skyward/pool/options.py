@@ -21,6 +21,7 @@ from skyward.api.spec import Spec, Worker
 from skyward.api.usage_errors import SPELLED
 from skyward.errors import InvalidArgument
 from skyward.machines.acquire import Candidate, Selection, candidate
+from skyward.node.run_folder import RUN, RUN_NAME
 from skyward.providers.local import Local
 
 __all__ = [
@@ -75,7 +76,7 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
 
 def _check_here(one: Candidate) -> None:
     wanted = one.spec.accelerator
-    if wanted is None or not isinstance(one.provider, Local):
+    if RUN in os.environ or wanted is None or not isinstance(one.provider, Local):
         return
     from skyward.api.matching import compare
     from skyward.node.gpus import look
@@ -158,6 +159,8 @@ def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
 
 
 def checked_name(name: Any) -> str:
+    if name is None and RUN in os.environ:
+        name = os.environ[RUN_NAME][:63]
     if name is None:
         program = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "python").stem
         safe = "".join(c if c.isalnum() and c.isascii() else "-" for c in program)[:30].strip("-")

@@ -19,7 +19,7 @@ from skyward.errors import InvalidArgument
 from skyward.history import runs
 from skyward.transport.journal import Journal
 
-__all__ = ["KIND", "RunRecord", "create", "find", "free_name"]
+__all__ = ["KIND", "RunRecord", "check_free", "create", "find", "free_name"]
 
 KIND = "detached"
 _SEEN = "seen"
@@ -73,12 +73,21 @@ def free_name(wanted: str) -> str:
     return next(name for name in names if name not in taken)
 
 
+def check_free(name: str) -> None:
+    """An error if a run cannot have this name, or if there is one."""
+    runs.check_name(name)
+    for run in runs.runs():
+        if run.name == name:
+            ends = f", and `sky stop {name}` ends it before" if run.kind == KIND else ""
+            raise InvalidArgument(
+                f"there is a run {name} already. Choose another name, or remove the old one: `sky runs drop {name}` "
+                f"does that when it is over{ends}."
+            )
+
+
 def create(name: str) -> Submission:
     """Begins a submission; an error if there is a run of this name."""
-    if any(run.name == name for run in runs.runs()):
-        raise InvalidArgument(
-            f"there is a run {name} already. Choose another name, or remove the old one: `sky runs drop {name}`."
-        )
+    check_free(name)
     opened = runs.open_run(name, KIND)
     return Submission(name, opened.path, opened.journal)
 
