@@ -226,7 +226,7 @@ def test_a_call_runs_few_functions_on_its_node(pool: sky.ComputePool) -> None:
 def test_keeping_failed_calls_costs_nothing_for_those_that_succeed(functions: Functions, pool: sky.ComputePool) -> None:
     """They are looked at when they fail, and not before."""
     functions.during(lambda: sky.gather(*[nothing(number) for number in range(CALLS)]) >> pool)
-    ours = ("skyward.client.failed_calls.", "skyward.history.failed_calls.", "skyward.pool.failures.")
+    ours = ("skyward.history.failed_calls.", "skyward.pool.failures.")
     begun = {name: count for name, count in functions.begun.items() if name.startswith(ours)}
-    assert set(begun) <= {"skyward.client.failed_calls.flush"}  # in the history's thread, twice a second
+    assert set(begun) <= {"skyward.pool.failures.flush"}  # in the history's thread, twice a second
     assert sum(begun.values()) < CALLS / 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,8 @@ import pytest
 import skyward as sky
 from skyward.errors import InvalidArgument, TaskCrashed, TaskTimeout
 from skyward.history import failed_calls
-from skyward.history.failed_calls import Kept
+from skyward.history.failed_calls import POOL, FailedCall
 from skyward.history.store import entries
-from skyward.node.failed_call import POOL
 from tests.support.waiting import until
 
 LARGE = 1 << 20
@@ -51,11 +51,11 @@ def failed(call: Any, pool: sky.ComputePool) -> BaseException:
     return caught.value
 
 
-def kept() -> list[Kept]:
+def kept() -> list[tuple[FailedCall, Path]]:
     return [each for entry in entries() for each in failed_calls.kept(entry)]
 
 
-def one() -> Kept:
+def one() -> tuple[FailedCall, Path]:
     until(lambda: kept())
     (found,) = kept()
     return found
@@ -67,16 +67,15 @@ def contents(state: Path) -> bytes:
 
 def test_a_failed_call_is_kept_with_its_arguments_for_its_user_alone(pool: sky.ComputePool) -> None:
     failed(fail(bytes(2 * LARGE)), pool)
-    found = one()
-    call, shared = failed_calls.load(found)
+    call, path = one()
+    _, shared, _ = failed_calls.load(call, path)
     assert (call.name, call.outcome, call.node, call.refused) == ("fail", "error", 0, "")
     assert shared.pool == pool.name
-    (large, size) = next(iter(call.large.values()))
-    assert found.path.with_name(large).read_bytes() == bytes(2 * LARGE)
-    assert size == 2 * LARGE
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in found.path.parent.iterdir()}
+    large = next(iter(call.large.values()))
+    assert path.with_name(f"{large}.data").read_bytes() == bytes(2 * LARGE)
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     assert modes == {0o600}
-    assert stat.S_IMODE(found.path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 def test_nothing_is_kept_of_calls_that_succeed(pool: sky.ComputePool) -> None:
@@ -100,7 +99,7 @@ def test_crashes_and_time_limits_are_kept_too(pool: sky.ComputePool, how: str) -
 
     error = failed(end().with_timeout(0.3) if how == "too long" else end(), pool)
     assert isinstance(error, TaskTimeout if how == "too long" else TaskCrashed)
-    assert one().call.outcome == ("timeout" if how == "too long" else "crashed")
+    assert one()[0].outcome == ("timeout" if how == "too long" else "crashed")
 
 
 def test_of_a_broadcast_the_rank_that_failed_first_is_kept(state: Path) -> None:
@@ -115,7 +114,7 @@ def test_of_a_broadcast_the_rank_that_failed_first_is_kept(state: Path) -> None:
     with sky.ComputePool(nodes=2, console=False) as pool:
         with pytest.raises(ValueError):
             fails_on_one() @ pool
-    found = one().call
+    found = one()[0]
     assert (found.rank, bool(found.group)) == (1, True)
     assert '"total_nodes":2' in found.info
 
@@ -123,7 +122,7 @@ def test_of_a_broadcast_the_rank_that_failed_first_is_kept(state: Path) -> None:
 def test_items_of_a_map_that_fail_one_by_one_are_kept(pool: sky.ComputePool) -> None:
     results = pool.map(lambda x: 1 // x, [1, 0, 2], return_exceptions=True)
     assert isinstance(results[1], ZeroDivisionError)
-    assert one().call.outcome == "error"
+    assert one()[0].outcome == "error"
 
 
 def test_what_the_user_cancels_is_not_kept(pool: sky.ComputePool) -> None:
@@ -142,7 +141,7 @@ def test_what_the_user_cancels_is_not_kept(pool: sky.ComputePool) -> None:
 
 def test_a_call_as_large_as_the_limit_is_kept_and_one_byte_more_is_not(pool: sky.ComputePool) -> None:
     failed(fail(b"x" * 100), pool)
-    spent = one().call.size - 100
+    spent = one()[0].size - 100
     pool.close()
     with sky.ComputePool(console=False, max_replay_bytes=LIMIT) as pool:
         failed(fail(bytes(LIMIT - spent - 1000)), pool)
@@ -154,17 +153,17 @@ def test_a_call_as_large_as_the_limit_is_kept_and_one_byte_more_is_not(pool: sky
         assert _refusals(pool)[1] == ""
 
 
-def _of(pool: sky.ComputePool) -> list[Kept]:
+def _of(pool: sky.ComputePool) -> list[tuple[FailedCall, Path]]:
     return next(failed_calls.kept(entry) for entry in entries() if entry.pool == pool.name)
 
 
 def _sizes(pool: sky.ComputePool) -> list[int]:
     until(lambda: _of(pool))
-    return [each.call.size for each in _of(pool)]
+    return [each.size for each, _ in _of(pool)]
 
 
 def _refusals(pool: sky.ComputePool) -> list[str]:
-    return [each.call.refused for each in _of(pool)]
+    return [each.refused for each, _ in _of(pool)]
 
 
 def test_the_newest_calls_are_kept_if_all_are_too_many(pool: sky.ComputePool) -> None:
@@ -172,11 +171,11 @@ def test_the_newest_calls_are_kept_if_all_are_too_many(pool: sky.ComputePool) ->
         failed(fail(bytes([number]) * LARGE), pool)
     pool.close()
     found = kept()
-    assert sum(each.call.size for each in found) <= LIMIT
+    assert sum(each.size for each, _ in found) <= LIMIT
     assert len(found) == 3
-    assert len(list(found[0].path.parent.glob("*.data"))) == 3
+    assert len(list(found[0][1].parent.glob("*.data"))) == 3
     for each in found:
-        failed_calls.load(each)
+        failed_calls.load(*each)
 
 
 def test_the_same_large_argument_is_kept_once(pool: sky.ComputePool) -> None:
@@ -185,7 +184,7 @@ def test_the_same_large_argument_is_kept_once(pool: sky.ComputePool) -> None:
         failed(fail(table), pool)
     pool.close()
     assert len(kept()) == 2
-    assert len(list(kept()[0].path.parent.glob("*.data"))) == 1
+    assert len(list(kept()[0][1].parent.glob("*.data"))) == 1
 
 
 class Holder:
@@ -213,10 +212,10 @@ def test_no_call_that_holds_a_secret_is_kept(pool: sky.ComputePool, state: Path,
     if where != "large":  # a file, which is looked through after the error was raised
         assert "sky replay" not in "".join(getattr(error, "__notes__", ()))
     pool.close()
-    assert one().call.refused == "its function or its arguments hold a sky.Secret"
+    assert one()[0].refused == "its function or its arguments hold a sky.Secret"
     assert CANARY.encode() not in contents(state)
     with pytest.raises(InvalidArgument, match="cannot be run again: its function or its arguments hold a"):
-        failed_calls.load(one())
+        failed_calls.load(*one())
 
 
 def test_secrets_of_image_and_plugins_are_left_out(state: Path) -> None:
@@ -227,10 +226,10 @@ def test_secrets_of_image_and_plugins_are_left_out(state: Path) -> None:
     env["ADDRESS"] = f"https://me:{CANARY}@host"
     with sky.ComputePool(console=False, image=sky.Image(env=env), plugins=[plugin]) as pool:
         failed(fail(1), pool)
-    _, shared = failed_calls.load(one())
-    assert shared.env == {"PLAIN": "1"}
+    _, shared, (image, *hooks) = failed_calls.load(*one())
+    assert dict(pickle.loads(image).env) == {"PLAIN": "1"}
     assert shared.secret_variables == ["ADDRESS", "HIDDEN", "MY_TOKEN"]
-    assert (list(shared.hooks), shared.left_out) == ([], ["mine"])
+    assert (hooks, shared.left_out) == ([], ["mine"])
     assert CANARY.encode() not in contents(state)
 
 
@@ -246,7 +245,7 @@ def test_an_iterator_and_a_result_on_a_node_cannot_be_kept(pool: sky.ComputePool
     failed(read(iter([1, 2])), pool)
     failed(fail(make().keep() >> pool), pool)
     pool.close()
-    assert [each.call.refused for each in kept()] == [
+    assert [each.refused for each, _ in kept()] == [
         "it took a result that stays on a node",
         "an argument of it was an iterator, which can be read once",
     ]
@@ -270,18 +269,17 @@ def test_two_pools_keep_their_own_calls(state: Path) -> None:
     with sky.ComputePool(console=False) as one, sky.ComputePool(console=False) as other:
         failed(fail(1), one)
         failed(fail(2), other)
-    assert sorted(each.entry.pool for each in kept()) == sorted([one.name, other.name])
-    assert len({each.call.id for each in kept()}) == 2
+    assert sorted(entry.pool for entry in entries() if list(failed_calls.kept(entry))) == sorted([one.name, other.name])
+    assert len({each.id for each, _ in kept()}) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "large", "pool", "no large", "no pool"])
 def test_damage_is_told_and_never_run(pool: sky.ComputePool, damage: str) -> None:
     failed(fail(bytes(2 * LARGE)), pool)
     pool.close()
-    found = one()
-    large = next(found.path.parent.glob("*.data"))
-    path = {"large": large, "no large": large, "pool": found.path.with_name(POOL)}.get(damage, found.path)
-    path = found.path.with_name(POOL) if damage == "no pool" else path
+    call, file = one()
+    large, shared = next(file.parent.glob("*.data")), file.with_name(POOL)
+    path = {"large": large, "no large": large, "pool": shared, "no pool": shared}.get(damage, file)
     if damage.startswith("no "):
         path.unlink()
     else:
@@ -289,15 +287,15 @@ def test_damage_is_told_and_never_run(pool: sky.ComputePool, damage: str) -> Non
         data[-1] ^= 1
         path.write_bytes(data[:-1] if damage == "cut" else data)
     with pytest.raises(InvalidArgument, match="what was kept of this call is damaged"):
-        failed_calls.load(found)
+        failed_calls.load(call, file)
 
 
 def test_a_call_is_found_by_the_beginning_of_its_id_if_there_is_only_one(pool: sky.ComputePool) -> None:
     failed(fail(1), pool)
     failed(fail(2), pool)
     pool.close()
-    first, second = sorted(each.call.id for each in kept())
-    assert failed_calls.find(first).call.id == first
+    first, second = sorted(each.id for each, _ in kept())
+    assert failed_calls.find(first)[0].id == first
     with pytest.raises(InvalidArgument, match=f"2 failed calls begin with '{first[:4]}': "):
         failed_calls.find(first[:4])
     with pytest.raises(InvalidArgument, match="no failed call '0000-nothing' is kept on this computer"):

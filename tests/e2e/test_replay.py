@@ -23,11 +23,10 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.errors import InvalidArgument, PluginError, TaskCrashed, TaskTimeout
+from skyward.errors import InvalidArgument, NodeLost, PluginError, TaskCrashed, TaskTimeout
 from skyward.history import failed_calls
-from skyward.history.failed_calls import Kept
+from skyward.history.failed_calls import FailedCall, PoolOfCalls, read, write
 from skyward.history.store import entries
-from skyward.node.failed_call import FailedCall, PoolOfCalls, read, write
 from skyward.pool.replay import Replay, call_of
 from tests.support.waiting import until
 
@@ -219,20 +218,21 @@ def frames(text: str) -> list[tuple[str, str, str]]:
 def test_a_failure_is_reproduced_with_its_exception_and_line(pool: sky.ComputePool, kind: str) -> None:
     error = raised(lambda: KINDS[kind](pool))
     again = Replay(error)
-    ended = again.run(shown=False)
-    assert frames(ended.verdict.error["traceback"]) == frames(again.call.error)
+    ended = again.run()
+    assert frames(ended.text) == frames(again.call.error)
     assert again.compared(ended)[0].startswith("it failed as on the node: ")
-    here = raised(ended.value)
+    here = ended.error
+    assert here is not None
     assert type(here) is type(error)
     assert str(here) == str(error)
 
 
 def test_an_item_of_a_map_that_keeps_exceptions_is_reproduced(pool: sky.ComputePool) -> None:
-    before = {each.call.id for each in kept()}
+    before = {call.id for call in kept()}
     results = pool.map(lambda x: 1 // x, [2, 1, 0, 3], return_exceptions=True)
     assert isinstance(results[2], ZeroDivisionError)
-    until(lambda: {each.call.id for each in kept()} > before)
-    (new,) = {each.call.id for each in kept()} - before
+    until(lambda: {call.id for call in kept()} > before)
+    (new,) = {call.id for call in kept()} - before
     with pytest.raises(ZeroDivisionError) as caught:
         sky.replay(new)
     assert caught.value.__notes__[0].startswith("item 2: ")
@@ -248,7 +248,7 @@ def test_the_end_of_the_process_is_reproduced(pool: sky.ComputePool, call: Any, 
         sky.replay(error)
     assert caught.value.exit_code == error.exit_code == said
     again = Replay(error)
-    assert again.compared(again.run(shown=False))[0].startswith("it failed as on the node: TaskCrashed: ")
+    assert again.compared(again.run())[0].startswith("it failed as on the node: TaskCrashed: ")
 
 
 def test_a_time_limit_is_reproduced_at_the_line_where_the_body_stood(pool: sky.ComputePool) -> None:
@@ -258,7 +258,7 @@ def test_a_time_limit_is_reproduced_at_the_line_where_the_body_stood(pool: sky.C
     stood = [frames(note) for each in (error, caught.value) for note in each.__notes__ if frames(note)]
     assert stood[0] == stood[1] != []
     again = Replay(error)
-    assert again.compared(again.run(shown=False))[0].startswith("it failed as on the node: TaskTimeout: ")
+    assert again.compared(again.run())[0].startswith("it failed as on the node: TaskTimeout: ")
 
 
 def test_a_call_that_ran_out_of_memory_gets_an_error_here_at_its_line(
@@ -274,15 +274,15 @@ def test_a_call_that_ran_out_of_memory_gets_an_error_here_at_its_line(
 
     error = raised(lambda: grows(256) >> pool)
     found = Replay(error)
-    monkeypatch.setattr(replay, "_memory", lambda: 64 << 20)
+    monkeypatch.setattr(replay, "_memory", lambda processes: 64 << 20)
     object.__setattr__(found.call, "error", "TaskOutOfMemory: node 0 ran out of memory")
-    ended = found.run(shown=False)
-    assert ended.summary().startswith("MemoryError")
-    assert "taken = [bytes" in ended.verdict.error["traceback"]
+    ended = found.run()
+    assert ended.text.splitlines()[-1].startswith("MemoryError")
+    assert "taken = [bytes" in ended.text
 
 
-def kept() -> list[Kept]:
-    return [each for entry in entries() for each in failed_calls.kept(entry)]
+def kept() -> list[FailedCall]:
+    return [call for entry in entries() for call, _ in failed_calls.kept(entry)]
 
 
 def test_the_error_of_a_plugins_decorator_is_reproduced(state: Path) -> None:
@@ -296,8 +296,8 @@ def test_the_error_of_a_plugins_decorator_is_reproduced(state: Path) -> None:
     with sky.ComputePool(console=False, plugins=[plugin]) as pool:
         error = raised(lambda: plain(3) >> pool)
     again = Replay(error)
-    ended = again.run(shown=False)
-    assert frames(ended.verdict.error["traceback"]) == frames(again.call.error) != []
+    ended = again.run()
+    assert frames(ended.text) == frames(again.call.error) != []
 
 
 def test_a_rank_of_a_broadcast_is_run_with_the_others(
@@ -314,10 +314,17 @@ def test_a_rank_of_a_broadcast_is_run_with_the_others(
     assert Replay(error).rank == 1
     with pytest.raises(AssertionError, match="rank 1 has 7"):
         sky.replay(error)
-    assert sky.replay(error, rank=0) == 3
+    with pytest.raises(AssertionError, match="rank 1 has 7") as caught:
+        sky.replay(error, rank=0)
+    assert caught.value.__notes__[-1] == "rank 0 did not fail: it was rank 1."
     told = capsys.readouterr()
     assert "I am 1 of 2\nI am 0 of 2\n" in told.out
     assert "[rank 1] I am 1 of 2" in told.err
+    other = sky_replay(call_of(error), "--rank=0")
+    assert other.returncode == 1
+    assert other.stderr.endswith("\nrank 0 did not fail: it was rank 1\n")
+    refused = sky_replay(call_of(error), "--rank", "0", "--pdb")
+    assert f"write `sky replay {call_of(error)} --rank 0 --pdb`" in refused.stderr
     with pytest.raises(InvalidArgument, match="there is no rank 2: the call was sent to ranks 0 to 1"):
         sky.replay(error, rank=2)
 
@@ -362,19 +369,12 @@ def test_the_command_shows_the_failure_and_ends_with_1(pool: sky.ComputePool) ->
 def test_what_differs_from_the_node_is_told(pool: sky.ComputePool) -> None:
     error = raised(lambda: plain(3) >> pool)
     again = Replay(error)
-    facts = {
-        "hostname": "gpu7",
-        "python": (3, 11, 99),
-        "system": "Linux 5.4 on aarch64",
-        "cpus": 999,
-        "gpus": ("A100",),
-    }
-    for name, value in facts.items():
-        object.__setattr__(again.call.facts, name, value)
+    there = {"host": "gpu7", "Python": "3.11.99", "system": "Linux 5.4 on aarch64", "CPUs": "999", "GPUs": "A100"}
+    object.__setattr__(again.call, "machine", there)
     object.__setattr__(again.pool, "packages", "numpy==0.1 \\\n    --hash=sha256:00\n# mine==1.0\n")
     object.__setattr__(again.pool, "secret_variables", ["MY_TOKEN"])
     told = "\n".join(again.differences())
-    assert "it ran on node 0, gpu7; this is " in told or "it ran on node 1, gpu7; this is " in told
+    assert "host: gpu7 on the node, " in told
     assert "Python: 3.11.99 on the node, " in told
     assert "system: Linux 5.4 on aarch64 on the node, Linux " in told
     assert "CPUs: 999 on the node, " in told
@@ -422,18 +422,6 @@ def test_the_debugger_has_the_terminal_and_stands_at_the_line_that_fails(pool: s
     assert status == 1
 
 
-def test_ctrl_c_is_for_the_body_that_runs(pool: sky.ComputePool) -> None:
-    error = raised(lambda: sleeps().with_timeout(0.5) >> pool)
-    path = failed_calls.find(call_of(error)).path
-    call, pieces = read(path, FailedCall)
-    write(path, replace(call, outcome="error"), pieces)  # without its limit
-    argv = [sys.executable, "-m", "skyward", "replay", call.id]
-    shown, status = in_a_terminal(argv, [("asleep", "\x03")])
-    assert ", in sleeps\r\n" in shown
-    assert "it failed here in another way: KeyboardInterrupt" in shown
-    assert status == 1
-
-
 def test_shared_collections_are_there_and_empty(pool: sky.ComputePool) -> None:
     @sky.compute
     def counts() -> None:
@@ -476,10 +464,47 @@ def test_two_programs_keep_their_calls_apart(pool: sky.ComputePool, tmp_path: Pa
         sky.replay(mine)
 
 
+def test_lines_are_shown_as_they_were_when_the_call_failed(state: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import skyward as sky\n"
+        "@sky.compute\n"
+        "def fail(value):\n"
+        "    return 1 / value  # of then\n"
+        "with sky.ComputePool(console=False) as pool:\n"
+        "    try:\n"
+        "        fail(0) >> pool\n"
+        "    except ZeroDivisionError as error:\n"
+        "        print(error.__notes__[-1].split()[2].strip('`'))\n"
+    )
+    call = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True).stdout.strip()
+    program.touch()
+    assert "has changed" not in sky_replay(call).stderr
+    program.write_text("import os\n" * 20)
+    edited = sky_replay(call).stderr
+    assert f"- {program} has changed since: the code of then runs and is shown\n" in edited
+    assert f'File "{program}", line 4, in fail\n    return 1 / value  # of then\n' in edited
+    typed = [("(Pdb) ", "q\n")]
+    shown, _ = in_a_terminal([sys.executable, "-m", "skyward", "replay", call, "--pdb"], typed)
+    assert "-> return 1 / value  # of then\r\n" in shown
+
+
+def test_a_call_whose_machine_was_lost_cannot_be_run_again_and_this_is_said(state: Path) -> None:
+    with sky.ComputePool(console=False, retries=0) as pool:
+        future = sleeps() > pool
+        until(lambda: "sleeps" in str(pool.stacks()))
+        for greeting in pool._engine.abouts():  # pyright: ignore[reportPrivateUsage]
+            os.kill(greeting["pid"], signal.SIGKILL)
+        error = raised(lambda: future.result(60))
+    assert isinstance(error, NodeLost)
+    with pytest.raises(InvalidArgument, match="its machine was lost while it ran, so no line of it has failed"):
+        sky.replay(error)
+
+
 def test_the_command_goes_on_in_the_python_of_the_program(pool: sky.ComputePool, tmp_path: Path) -> None:
     """Where it has its packages; `sky` itself may be installed elsewhere."""
     error = raised(lambda: plain(3) >> pool)
-    path = failed_calls.find(call_of(error)).path.with_name("pool")
+    path = failed_calls.find(call_of(error))[1].with_name("pool")
     shared, pieces = read(path, PoolOfCalls)
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\necho "started by another" >&2\nexec {sys.executable} "$@"\n')
@@ -505,9 +530,9 @@ def test_a_plugins_hook_that_fails_when_the_pool_opens_is_reproduced(state: Path
             pass
     again = Replay(failed.value)
     assert again.rank == 1
-    ended = again.run(shown=False)
+    ended = again.run()
     assert again.compared(ended)[0].endswith("Broken: 1 in the hook")
-    assert frames(ended.verdict.error["traceback"]) == frames(again.call.error) != []
+    assert frames(ended.text) == frames(again.call.error) != []
 
 
 def test_the_example_replays_its_failed_call(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "nodes": history.nodes,
                 "calls": sum(call.items for call in calls),
                 "failed": sum(call.failed for call in calls),
-                "replayable": [each.call.id for each in kept(entry) if not each.call.refused],
+                "replayable": [call.id for call, _ in kept(entry) if not call.refused],
                 "stopped": sum(call.items for call in calls if call.outcome == "cancelled"),
                 "seconds": round(max(0.0, history.events[-1].time - entry.began), 1) if history.events else 0.0,
                 "cost": round(history.cost(), 4) if history.price_known else None,

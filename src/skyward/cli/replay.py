@@ -7,12 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+import traceback
+from typing import Any
 
 from skyward.cli.common import add_command, add_json, print_json, table
-
-if TYPE_CHECKING:
-    from skyward.history.failed_calls import Kept
 
 __all__ = ["add", "run"]
 
@@ -31,7 +29,8 @@ def add(commands: Any) -> None:
             "sky replay 8c1f --pdb            in the debugger, where it fails",
             "sky replay 8c1f --rank 3         as this rank of a broadcast",
         ],
-        "exit status: 0 if it returns now, 1 if it fails again or cannot be run, 2 for a wrong command line.",
+        "exit status: 0 if the call returns now, on all ranks; 1 if it fails, on whichever rank, or cannot be run; "
+        "2 for a wrong command line.",
         shape="one object per line, without CALL: call, name, arguments, pool (id of its history), time (seconds since "
         "1970), outcome, node, rank (null if it is the node), size (bytes), refused (why it cannot be run again, or "
         "empty).",
@@ -51,10 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments.json)
     if arguments.json:
         arguments.error("--json is for the list, without a CALL.")
+    from skyward.errors import TaskCrashed, TaskTimeout
     from skyward.history.failed_calls import find, load
     from skyward.pool.replay import Replay
 
-    _, pool = load(find(arguments.call))
+    _, pool, _ = load(*find(arguments.call))
     if not arguments.here and _is_another(pool.interpreter):
         options = [
             *(["--pdb"] if arguments.pdb else []),
@@ -69,9 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
     for text in replay.differences():
         print(f"- {text}", file=sys.stderr)
     ended = replay.run(pdb=arguments.pdb)
+    if isinstance(ended.error, TaskCrashed | TaskTimeout):
+        print("".join(traceback.format_exception_only(ended.error)), end="", file=sys.stderr)  # with its stack
+    elif ended.error is not None:
+        print(ended.text, file=sys.stderr)
     for text in replay.compared(ended):
         print(text, file=sys.stderr)
-    return int(ended.failed)
+    return int(ended.error is not None)
 
 
 def _is_another(interpreter: str) -> bool:
@@ -85,25 +89,19 @@ def _list(json: bool) -> int:
     from skyward.history.failed_calls import kept
     from skyward.history.store import entries
 
-    found = [each for entry in entries() for each in kept(entry)]
+    found = [(entry, call) for entry in entries() for call, _ in kept(entry)]
     if json:
-        for each in found:
-            print_json(_row(each))
+        names = ("name", "arguments", "time", "outcome", "node", "rank", "size", "refused")
+        for entry, call in found:
+            print_json({"call": call.id, "pool": entry.id, **{name: vars(call)[name] for name in names}})
         return 0
     if not found:
         print("no failed call is kept on this computer")
         return 0
     rows = [("call", "failed at", "pool", "function", "how", "")]
-    for each in found:
-        call = each.call
+    for entry, call in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(call.time))
         why = f"cannot be run again: {call.refused}" if call.refused else ""
-        rows.append((call.id, when, each.entry.pool[:28], f"{call.name}({call.arguments})"[:40], call.outcome, why))
+        rows.append((call.id, when, entry.pool[:28], f"{call.name}({call.arguments})"[:40], call.outcome, why))
     print("\n".join(table(rows)))
     return 0
-
-
-def _row(each: Kept) -> dict[str, Any]:
-    call = each.call
-    names = ("name", "arguments", "time", "outcome", "node", "rank", "size", "refused")
-    return {"call": call.id, "pool": each.entry.id, **{name: getattr(call, name) for name in names}}

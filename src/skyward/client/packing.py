@@ -10,6 +10,7 @@ import os
 import typing
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -25,12 +26,12 @@ from skyward.errors import FilesLost, PoolClosed
 from skyward.node.items import EachItem
 from skyward.node.protocol import Header
 from skyward.transport import blobs, definitions
-from skyward.transport.frames import nbytes
+from skyward.transport.frames import Buffer, nbytes
 from skyward.transport.payload import Packed, Packer, unpack
 from skyward.transport.refs import KEY_BYTES, FoundCalls, collected, reduce_call
 from skyward.transport.threads import run_in_thread
 
-__all__ = ["Keeper", "Packing", "Refs", "streamed_parameters"]
+__all__ = ["Keeper", "Packing", "Refs", "Sent", "streamed_parameters"]
 
 
 definitions.add(PendingCompute, reduce_call)
@@ -40,6 +41,17 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 PackedFunction = tuple[str, list[Any], dict[str, Ref[Any]]]
 """The digest of a function that nodes may keep, else nothing; its bytes; the objects that it takes."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a call was sent as before; it stands for the function of one that is sent again."""
+
+    about: Header
+    pieces: Sequence[Buffer]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("only nodes can call it")
 
 
 class _Batch:
@@ -118,6 +130,9 @@ class Packing:
             self.drop(call.inner)
 
     def _made(self, item: PendingCompute[Any], batch: _Batch, result: KeptResult | None = None) -> Call:
+        if isinstance(item.fn, Sent):
+            again, pieces = cast("Header", {**item.fn.about}), list(item.fn.pieces)
+            return Call(item, again, pieces, self._uploads(again, pieces, batch), {}, batch.retries, self._user)
         streams = streamed_parameters(item)
         fn, args, kwargs = unbound(item)
         if result is not None:
@@ -188,21 +203,7 @@ class Packing:
             about["each"] = True
         if batch.logging is not None:
             about["log"] = batch.logging
-        uploads: dict[str, blobs.Blob] = {}
-        for index, piece in enumerate(pieces):
-            if (len(piece) if type(piece) is bytes else nbytes(piece)) >= blobs.LARGE:
-                key, blob = self._store.put(piece)
-                if key in uploads:
-                    self._store.release([key])  # the same content twice in one call counts once
-                else:
-                    batch.pinned.append(key)
-                uploads[key] = blob
-                about.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
-                pieces[index] = b""
-            elif isinstance(piece, memoryview):
-                pieces[index] = bytes(
-                    cast("memoryview[int]", piece)
-                )  # the caller may change its array as soon as we return
+        uploads = self._uploads(about, pieces, batch)
         for key, ref in refs.items():
             if ref.kept is not None:
                 continue  # it is on a node, which is known when the call is sent
@@ -229,6 +230,25 @@ class Packing:
                 result = batch.results[key] = KeptResult(key, inner.name)
             call.needs = [*call.needs, result]
         return call
+
+    def _uploads(self, about: Header, pieces: list[Any], batch: _Batch) -> dict[str, blobs.Blob]:
+        """Puts the large pieces into the store, and has `about` name them."""
+        uploads: dict[str, blobs.Blob] = {}
+        for index, piece in enumerate(pieces):
+            if (len(piece) if type(piece) is bytes else nbytes(piece)) >= blobs.LARGE:
+                key, blob = self._store.put(piece)
+                if key in uploads:
+                    self._store.release([key])  # the same content twice in one call counts once
+                else:
+                    batch.pinned.append(key)
+                uploads[key] = blob
+                about.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
+                pieces[index] = b""
+            elif isinstance(piece, memoryview):
+                pieces[index] = bytes(
+                    cast("memoryview[int]", piece)
+                )  # the caller may change its array as soon as we return
+        return uploads
 
 
 def _digest(packed: Packed) -> str:

@@ -1,160 +1,219 @@
-"""The failed calls that are kept beside a pool's history: written while it is open, found and read later.
+"""Failed calls that can be run again, as files beside the history of their pool: written while it is open, read later.
 
 <history of the pool>/failed/pool             what its calls share
                              <call>           one call
                              <digest>.data    a large argument, once for all calls that have it
+
+A file is one line of a journal, and pieces of bytes whose digest is in that line.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
 from skyward.errors import InvalidArgument
 from skyward.history.store import FAILED, Entry, entries
-from skyward.node.failed_call import POOL, FailedCall, PoolOfCalls, contents_digest, glance, read, write
-from skyward.transport import private
+from skyward.transport import blobs, journal, private
+from skyward.transport.frames import Buffer, nbytes
 
-__all__ = ["Kept", "KeptCalls", "find", "kept", "load", "replayable"]
+__all__ = ["POOL", "FailedCall", "KeptCalls", "PoolOfCalls", "find", "kept", "load", "read", "replayable", "write"]
 
+POOL = "pool"
 _LARGE = ".data"
+_LONGEST = 64 << 20  # of a line, which may have the hashes of all packages
+_HEAD = 1 << 20
 _MOST_CALLS = 1_000
 _PATIENCE = 2.0  # a call that has failed just now is written a moment later
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedCall:
+    """One call that failed. Pieces: what was sent, without large ones; then the source files of its traceback, as JSON.
+
+    If `refused` says why, nothing but these facts was kept.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    time: float
+    outcome: str
+    error: str
+    node: int
+    rank: int | None
+    attempt: int
+    group: str = ""
+    """The same for all ranks of a broadcast; empty for a call to one node."""
+    size: int = 0
+    refused: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What a runner is told of it, see `node/protocol.py: Header`; empty if it was a plugin's hook that failed."""
+    large: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of the pieces that are files, by the number of the piece."""
+    info: str = ""
+    """`instance_info` of the node, as JSON."""
+    machine: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the node was like, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOfCalls:
+    """What the failed calls of a pool share. Pieces: the image without secrets, and the hooks of plugins, pickled."""
+
+    pool: str
+    interpreter: str
+    """The Python of the program that opened the pool."""
+    python: str
+    packages: str = ""
+    """What the nodes had installed, as a requirements.txt."""
+    locked: bool = False
+    """Whether `packages` has hashes, so that exactly the same can be installed."""
+    secret_variables: Sequence[str] = ()
+    """Variables that are not kept, since they are secrets or look like ones."""
+    directory: str = ""
+    paths: Sequence[str] = ()
+    """Where modules were imported from, relative to `directory`."""
+    left_out: Sequence[str] = ()
+    """Plugins whose hooks hold a secret, and are not kept."""
+
+
+Kind = TypeVar("Kind", FailedCall, PoolOfCalls)
 
 
 class KeptCalls:
     """The calls of one open pool: at most `limit` bytes of functions and arguments, the newest ones."""
 
     def __init__(self, history: Path, limit: int) -> None:
-        self.folder, self._limit = history / FAILED, limit
-        self._calls: dict[str, tuple[int, tuple[str, ...]]] = {}
-        self._uses: Counter[str] = Counter()
+        self._folder, self._limit = history / FAILED, limit
+        self._calls: dict[str, FailedCall] = {}
 
-    def keep_pool(self, pool: PoolOfCalls, pieces: Sequence[bytes | memoryview]) -> None:
-        private.make(self.folder.parent, FAILED)
-        write(self.folder / POOL, pool, pieces)
+    def keep_pool(self, pool: PoolOfCalls, pieces: Sequence[Buffer]) -> None:
+        write(private.make(self._folder.parent, FAILED) / POOL, pool, pieces)
 
-    def keep(self, call: FailedCall, pieces: Sequence[bytes], large: Mapping[str, tuple[str, int]]) -> None:
-        """Writes a call; `large` are files of its pieces, by their number."""
-        names: dict[str, tuple[str, int]] = {}
-        for index, (path, size) in large.items():
-            names[index] = contents_digest(path) + _LARGE, size
+    def keep(self, call: FailedCall, pieces: Sequence[Buffer], files: Mapping[str, blobs.Blob]) -> None:
+        """Writes a call; `files` are its large pieces, by digest."""
         self._make_room(call.size)
-        used = tuple({name for name, _ in names.values()})
-        try:
-            for index, (name, _) in names.items():
-                if not (self.folder / name).exists():
-                    _copy(large[index][0], self.folder / name)
-            write(self.folder / call.id, replace(call, large=names), pieces)
-        finally:
-            self._calls[call.id] = call.size, used
-            self._uses.update(used)
+        self._calls[call.id] = call
+        for name, blob in files.items():
+            if not (path := self._folder / (name + _LARGE)).exists():
+                _save(path, [blobs.read(blob)])
+        write(self._folder / call.id, call, pieces)
 
     def _make_room(self, size: int) -> None:
-        while self._calls and (
-            len(self._calls) >= _MOST_CALLS or sum(kept for kept, _ in self._calls.values()) + size > self._limit
-        ):
-            oldest = next(iter(self._calls))
-            _, used = self._calls.pop(oldest)
-            (self.folder / oldest).unlink(missing_ok=True)
-            self._uses.subtract(used)
-            for name in used:
-                if self._uses[name] <= 0:
-                    (self.folder / name).unlink(missing_ok=True)
+        calls = self._calls
+        while calls and (len(calls) >= _MOST_CALLS or sum(c.size for c in calls.values()) + size > self._limit):
+            oldest = calls.pop(next(iter(calls)))
+            used = {name for call in calls.values() for name in call.large.values()}
+            for name in (oldest.id, *(digest + _LARGE for digest in {*oldest.large.values()} - used)):
+                (self._folder / name).unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A call that is kept, and the history that it belongs to."""
-
-    call: FailedCall
-    path: Path
-    entry: Entry
-
-
-def kept(entry: Entry) -> list[Kept]:
+def kept(entry: Entry) -> list[tuple[FailedCall, Path]]:
     """The failed calls of a pool, the newest first, also those of which too little was kept."""
     folder = entry.path.parent / FAILED
     if not private.check(entry.path.parent, FAILED):
         return []
-    found = [Kept(call, path, entry) for path in folder.iterdir() if (call := _glance(path)) is not None]
-    return sorted(found, key=lambda each: each.call.time, reverse=True)
+    return sorted(_named(folder, ""), key=lambda found: found[0].time, reverse=True)
 
 
 def replayable(entry: Entry, call: str) -> bool:
     """Whether enough of a call was kept to run it again."""
-    found = _glance(entry.path.parent / FAILED / call)
-    return found is not None and not found.refused
+    return any(found.id == call and not found.refused for found, _ in _named(entry.path.parent / FAILED, call))
 
 
-def find(call: str, root: Path | None = None) -> Kept:
-    """The call with this id, or the only one whose id begins so."""
-    found = _matching(call, root)
-    end = time.monotonic() + _PATIENCE
-    while not found and time.monotonic() < end and any(entry.running for entry in entries(root)):
+def find(call: str) -> tuple[FailedCall, Path]:
+    """The call with this id, or the only one whose id begins so; and its file."""
+    end, found = time.monotonic() + _PATIENCE, list[tuple[FailedCall, Path]]()
+    while call and not found:
+        known = entries()
+        found = [each for entry in known for each in _named(entry.path.parent / FAILED, call)]
+        if time.monotonic() > end or not any(entry.running for entry in known):
+            break
         time.sleep(0.05)
-        found = _matching(call, root)
-    same = [each for each in found if each.call.id == call] or found
+    same = [each for each in found if each[0].id == call] or found
     if not same:
         raise InvalidArgument(
             f"no failed call {call!r} is kept on this computer. Its id is in the error's note; `sky replay` lists the "
-            "calls that can be run again. None is kept of a pool with history=False or max_replay_bytes=0, or after "
-            "thirty days."
+            "calls that can be run again. None is kept if its machine was lost, of a pool with history=False or "
+            "max_replay_bytes=0, or after thirty days."
         )
-    if len({each.call.id for each in same}) > 1:
-        names = ", ".join(each.call.id for each in same[:5])
+    if len({each.id for each, _ in same}) > 1:
+        names = ", ".join(each.id for each, _ in same[:5])
         raise InvalidArgument(f"{len(same)} failed calls begin with {call!r}: {names}. Write more of the id.")
     return same[0]
 
 
-def load(found: Kept) -> tuple[FailedCall, PoolOfCalls]:
-    """All of it, checked: an error says what is damaged, or why there is too little."""
-    call, _ = read(found.path, FailedCall)
+def load(call: FailedCall, path: Path) -> tuple[list[Buffer], PoolOfCalls, list[Buffer]]:
+    """The pieces of a call, and what its pool's calls share with the pieces of that; an error says what is damaged."""
     if call.refused:
         raise InvalidArgument(f"{call.name}, call {call.id}, cannot be run again: {call.refused}.")
-    pool, _ = read(found.path.with_name(POOL), PoolOfCalls)
-    for name, _ in call.large.values():
-        path = found.path.with_name(str(name))
-        if not path.is_file() or contents_digest(path) + _LARGE != name:
-            raise InvalidArgument(f"what was kept of this call is damaged: {path} is not what was written.")
-    return call, pool
+    _, pieces = read(path, FailedCall)
+    for index, digest in call.large.items():
+        large = path.with_name(digest + _LARGE)
+        try:
+            pieces[int(index)] = blobs.read((str(large), large.stat().st_size))
+        except OSError as exc:
+            raise _damaged(large, exc.strerror or str(exc)) from None
+        if blobs.digest(pieces[int(index)]) != digest:
+            raise _damaged(large, "it is not what was written")
+    return pieces, *read(path.with_name(POOL), PoolOfCalls)
 
 
-def _matching(call: str, root: Path | None) -> list[Kept]:
-    found: list[Kept] = []
-    for entry in entries(root):
-        named = _named(entry.path.parent / FAILED, call)
-        found += [Kept(seen, path, entry) for path in named if (seen := _glance(path)) is not None]
-    return found
+def write(path: Path, facts: FailedCall | PoolOfCalls, pieces: Sequence[Buffer] = ()) -> None:
+    """Writes a file for this user alone; it has its name when all of it is there."""
+    body = b"".join(pieces)
+    sizes = [nbytes(piece) for piece in pieces]
+    _save(path, [journal.line({**asdict(facts), "digest": blobs.digest(body), "pieces": sizes}), body])
 
 
-def _named(folder: Path, beginning: str) -> Iterator[Path]:
+def read(path: Path, kind: type[Kind]) -> tuple[Kind, list[Buffer]]:
+    """What was written; an error if it is not that any more."""
     try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in names:
-        if beginning and name.startswith(beginning):
-            yield folder / name
+        content = journal.content(path)
+    except OSError as exc:
+        raise _damaged(path, exc.strerror or str(exc)) from None
+    line, _, body = content.partition(b"\n")
+    facts = journal.parsed(line, _LONGEST)
+    if facts is None or facts.get("digest") != blobs.digest(body):
+        raise _damaged(path, "it is not what was written")
+    ends = accumulate(facts["pieces"], initial=0)
+    return _made(kind, facts), [body[start:end] for start, end in pairwise(ends)]
 
 
-def _glance(path: Path) -> FailedCall | None:
-    found = glance(path) if path.name.isalnum() and path.name != POOL else None
-    return found if found is not None and found.id == path.name else None
+def _made(kind: type[Kind], facts: Mapping[str, Any]) -> Kind:
+    known = {each.name for each in fields(kind)}  # another version may have written more
+    return kind(**{name: value for name, value in facts.items() if name in known})
 
 
-def _copy(source: str, target: Path) -> None:
-    part = target.with_name(f".{target.name}.part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+def _named(folder: Path, beginning: str) -> Iterator[tuple[FailedCall, Path]]:
+    """The calls whose ids begin so, without their pieces."""
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if not name.startswith(beginning) or not name.isalnum() or name == POOL:
+            continue
+        try:
+            facts = journal.parsed(journal.content(folder / name, _HEAD).partition(b"\n")[0])
+            if facts is not None and facts["id"] == name:
+                yield _made(FailedCall, facts), folder / name
+        except (OSError, TypeError, KeyError):
+            continue  # removed at this moment, or none of ours
+
+
+def _save(path: Path, content: Iterable[Buffer]) -> None:
+    part = path.with_name(f".{path.name}.part")
     try:
-        with open(source, "rb") as content, open(fd, "wb") as file:
-            shutil.copyfileobj(content, file, 1 << 20)
-        os.rename(part, target)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.writelines(content)
+        part.rename(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _damaged(path: Path, why: str) -> InvalidArgument:
+    return InvalidArgument(f"what was kept of this call is damaged: {why} ({path}). It cannot be run again from there.")

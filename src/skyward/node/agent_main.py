@@ -16,9 +16,9 @@ from skyward.api.hardware import Gpu, seen_by_one_process
 from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientListener
-from skyward.node.failed_call import system
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
+from skyward.node.greeting import system
 from skyward.transport.roles import node_role
 
 if TYPE_CHECKING:

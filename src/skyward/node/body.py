@@ -55,6 +55,9 @@ Ending = partial[Verdict]
 """Makes the verdict, as soon as it is known how long it took."""
 Send = Callable[[Message], None]
 
+on_failure: list[Callable[[BaseException], None]] = []
+"""What hears of a failure while its frames are there, before anybody else: `sky replay` opens the debugger then."""
+
 
 class Stopped(BaseException):
     """Raised in a body that must end: timed out or cancelled."""
@@ -87,7 +90,7 @@ class Bodies:
         try:
             if call.state == "stopping":
                 raise Stopped
-            result = self.result_of(call)
+            result = self._call(call)
             end_if_forked(self._pid)
             if call.state == "stopping":
                 raise Stopped
@@ -107,11 +110,13 @@ class Bodies:
         except Stopped:
             raise
         except SystemExit as exc:
+            _tell_of_failure(exc)
             code = int(exc.code) & 0xFF if isinstance(exc.code, int) else int(exc.code is not None)  # as the OS does
             if isinstance(exc.code, str):
                 print(exc.code, file=sys.stderr)  # as Python does
             return partial(Exited, code=code)
         except BaseException as exc:  # the user's exception: sent home, raised there
+            _tell_of_failure(exc)
             gpu_failures.mark(exc)
             error, data = exceptions.capture(exc)
             return partial(Raised, error=error, preempted=isinstance(exc, Preempted), buffers=[data])
@@ -120,21 +125,21 @@ class Bodies:
         """Enters the plugins' hooks; they are left with `stack`."""
         from skyward.api.info import instance_info
 
-        info = instance_info()
         for name, around, decorate in hooks:
+            info = instance_info()  # a hook may have changed it
             try:
                 if around is not None:
                     stack.enter_context(around(info))
                     self.decorators += decorators.requested()
             except BaseException as exc:
+                _tell_of_failure(exc)
                 detail = "".join(exceptions.capture(exc)[0]["traceback"])
                 rank = info.rank if info.world_size > info.total_nodes else None
                 raise PluginError(name, "around_app", detail, info.node, rank) from exc
             if decorate is not None:
                 self.decorators.append(decorate)
 
-    def result_of(self, call: RunnerCall) -> Any:
-        """Unpickles and calls; what it gives is not packed."""
+    def _call(self, call: RunnerCall) -> Any:
         about = call.about
         if "log" in about:
             logs.apply(about["log"])
@@ -269,7 +274,7 @@ class Bodies:
     def _drain(self, call: RunnerCall, out: Producer, items: Generator[Any, None, None]) -> None:
         try:
             for item in items:
-                if not out.put(*self.packed_item(call, item)):
+                if not out.put(*self._packed_item(call, item)):
                     return
         finally:
             items.close()
@@ -279,13 +284,13 @@ class Bodies:
 
         try:
             async for item in items:
-                packed = self.packed_item(call, item)
+                packed = self._packed_item(call, item)
                 if not await asyncio.to_thread(out.put, *packed):
                     return
         finally:
             await items.aclose()
 
-    def packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], Blobs], int]:
+    def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], Blobs], int]:
         """Packs the item now: the body may change it when it continues."""
         try:
             pieces, moved, size = self._packed(call, item, "yielded value", math.inf)
@@ -317,6 +322,11 @@ def end_if_forked(pid: int) -> None:
 def load_item(pieces: list[Any]) -> Any:
     pieces = fetched(pieces)
     return unpack(pieces[0], pieces[1:])
+
+
+def _tell_of_failure(exc: BaseException) -> None:
+    for hear in on_failure:
+        hear(exc)
 
 
 def _mapped(buffers: list[Any], named: Blobs) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 from skyward.transport.codec import Within, fits
 from skyward.transport.frames import Malformed
 
-__all__ = ["FoundGpu", "Greeting", "Refused", "checked_greeting"]
+__all__ = ["FoundGpu", "Greeting", "Refused", "checked_greeting", "in_words", "system"]
 
 
 class Refused(ConnectionError):
@@ -64,3 +66,20 @@ def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
     if any(gpu.keys() - FoundGpu.__annotations__ for gpu in known.get("gpus", ())):
         raise Malformed("a greeting with a GPU that has more than a GPU has")
     return known
+
+
+def system() -> str:
+    """Operating system and processor of this computer."""
+    about = os.uname()
+    return f"{about.sysname} {about.release} on {about.machine}"
+
+
+def in_words(greeting: Mapping[str, Any]) -> dict[str, str]:
+    """What a machine is like, to be compared with another one."""
+    return {
+        "host": greeting.get("hostname", ""),
+        "Python": ".".join(map(str, greeting.get("python", ()))),
+        "system": greeting.get("system", ""),
+        "CPUs": str(greeting.get("cpus", "")),
+        "GPUs": ", ".join(gpu["name"] for gpu in greeting.get("gpus", ())) or "none",
+    }

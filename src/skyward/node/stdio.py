@@ -67,6 +67,10 @@ def install(*, threads: bool, emit: Emit | None = None) -> None:
     _refuse_questions()
 
 
+keyboard = builtins.input
+"""Python's own `input`."""
+
+
 def _refuse_questions() -> None:
     builtins.input = _no_input
     if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:

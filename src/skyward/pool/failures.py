@@ -1,23 +1,35 @@
-"""What the failed calls of a pool share, and how keeping them is set up when the pool opens."""
+"""Which failed calls are kept so that they can be run again here, and what of them.
+
+engine: a call has failed --(lock)--> a list --twice a second, in the history's thread--> files beside the history
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import pickle
+import re
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyward.api.context import PoolContext
-from skyward.api.image import mask
-from skyward.api.secret import without_secrets
+from skyward.api.image import Image, PipIndex, mask
+from skyward.api.plugin import Plugin
+from skyward.api.secret import any_hidden, hide_bytes, without_secrets
+from skyward.client.call import Call, new_id
 from skyward.errors import PluginError
-from skyward.node.failed_call import FailedCall, NodeFacts, PoolOfCalls
-from skyward.transport import exceptions
+from skyward.events import EndOfCall
+from skyward.history.failed_calls import FailedCall, KeptCalls, PoolOfCalls
+from skyward.node.greeting import in_words
+from skyward.transport import blobs, exceptions
+from skyward.transport.frames import Buffer, nbytes
 
 if TYPE_CHECKING:
     from skyward.history.recorder import Recorder
@@ -27,115 +39,200 @@ __all__ = ["keep_failed_calls", "keep_failed_hook"]
 
 log = logging.getLogger("skyward.history")
 
+_MOST_WAITING = 64 << 20
+_SECRET = b"skyward.api.secret"
+_CHUNK = 16 << 20
+_OVERLAP = 1 << 16  # a secret may lie across the end of a chunk
+_LEFT_OUT = ("blobs", "each", "gang", "keep", "log", "place", "streams")  # of what a runner is told
+_WITH_SECRET = "its function or its arguments hold a sky.Secret"
+_SOURCE = re.compile(r'^ *File "(.+?)", line \d+', re.M)
+_LARGEST_SOURCE = 1 << 20
+_NOT_THE_USERS = (os.path.dirname(os.__file__), str(Path(__file__).parents[1]))
+
 
 def keep_failed_calls(
     recorder: Recorder | None, limit: int, context: PoolContext, fleet: Fleet, steps: ExitStack
 ) -> None:
     """Has calls that fail kept beside the pool's history, up to `limit` bytes; nothing without a history."""
-    if recorder is None or not limit:
-        return
-    from skyward.client.failed_calls import FailedCalls
-    from skyward.history.failed_calls import KeptCalls
-
-    about = _Pool(context, fleet)
-    failed = FailedCalls(KeptCalls(recorder.path.parent, limit), limit, fleet.store, about.shared, about.place)
-    fleet.engine.on_failed = failed.failed
-    recorder.meanwhile = failed.flush
-    steps.callback(failed.close)  # before the directory of large arguments is removed
+    if recorder is not None and limit:
+        failed = _FailedCalls(recorder, limit, context, fleet)
+        fleet.engine.on_failed = failed.note
+        recorder.meanwhile = failed.flush
+        steps.callback(failed.close)  # before the directory of large arguments is removed
 
 
 def keep_failed_hook(
     recorder: Recorder | None, limit: int, context: PoolContext, fleet: Fleet, error: PluginError
 ) -> None:
     """Keeps that a plugin's hook failed on a node when the pool was opened, as a call without a function."""
-    if recorder is None or not limit or error.hook != "around_app":
-        return
-    from skyward.client.call import new_id
-    from skyward.client.failed_calls import rerun_note
-    from skyward.history.failed_calls import KeptCalls
+    if recorder is not None and limit and error.hook == "around_app":
+        _FailedCalls(recorder, limit, context, fleet).note_hook(error)
 
-    about, kept, node, id = _Pool(context, fleet), KeptCalls(recorder.path.parent, limit), error.node or 0, new_id()
-    try:
-        info, facts = about.place(node)
-        shared, pieces = about.shared()
-        secret = f"the hooks of {error.plugin} hold a sky.Secret" if error.plugin in shared.left_out else ""
-        rank = node if error.rank is None else error.rank
-        call = FailedCall(
-            id=id, name=f"around_app of {error.plugin}", arguments="", time=time.time(), outcome="error", node=node,
-            error=exceptions.as_text(error), rank=rank, attempt=0, group=id, refused=secret, info=info, facts=facts,
+
+class _FailedCalls:
+    """Nothing is done for calls that succeed."""
+
+    def __init__(self, recorder: Recorder, limit: int, context: PoolContext, fleet: Fleet) -> None:
+        self._kept, self._limit = KeptCalls(recorder.path.parent, limit), limit
+        self._context, self._fleet = context, fleet
+        self._waiting: list[tuple[FailedCall, Sequence[Buffer], Mapping[str, blobs.Blob]]] = []
+        self._size = 0  # of what waits to be written
+        self._writing = threading.Lock()
+        self._told = self._closed = self._pool_written = False
+        self._owner = os.getpid()
+
+    def note(self, call: Call, end: EndOfCall, error: BaseException | None) -> None:
+        """With the engine's lock held, while the call still has its arguments; `error` gets a note."""
+        if self._closed or call.node is None:
+            return
+        size = sum(map(nbytes, call.pieces)) + sum(size for _, size in call.uploads.values())
+        id, name, node, outcome, _, rank, text, attempt, arguments, _, _, group, _ = end
+        made = FailedCall(
+            id=id, name=name, arguments=arguments, time=time.time(), outcome=outcome, error=text, node=node, rank=rank,
+            attempt=attempt, group=group, size=size, refused=self._refusal(call, size), **self._place(node),
+            about={key: value for key, value in call.about.items() if key not in _LEFT_OUT},
+            large={index: os.path.basename(str(at)) for index, (at, _) in call.about.get("blobs", {}).items()},
         )  # fmt: skip
-        kept.keep_pool(shared, pieces)
-        kept.keep(call, (), {})
-    except (OSError, KeyError, IndexError) as exc:  # a full disk, or the node had not got so far
-        log.info("the failed hook is not kept: %s", exc)
-        return
-    if not secret:
-        exceptions.noted(error, rerun_note(id))
+        if made.refused:
+            self._waiting.append((_refused(made), (), {}))
+            return
+        self._size += size
+        self._fleet.store.retain(call.uploads)
+        self._waiting.append((made, call.pieces, call.uploads))
+        if error is not None:
+            exceptions.noted(error, _rerun_note(id))
 
+    def note_hook(self, error: PluginError) -> None:
+        node, id = error.node or 0, new_id()
+        made = FailedCall(
+            id=id, name=f"around_app of {error.plugin}", arguments="", time=time.time(), outcome="error", node=node,
+            error=exceptions.as_text(error), rank=node if error.rank is None else error.rank, attempt=0, group=id,
+            **self._place(node),
+        )  # fmt: skip
+        if any(_holds_secret(self._hooks([each])) for each in self._context.plugins if each.name == error.plugin):
+            made = replace(made, refused=f"the hooks of {error.plugin} hold a sky.Secret")
+        self._waiting.append((made, (), {}))
+        self.flush()
+        if not made.refused and not self._told:
+            exceptions.noted(error, _rerun_note(id))
 
-@dataclass(frozen=True)
-class _Pool:
-    context: PoolContext
-    fleet: Fleet
+    def _place(self, node: int) -> dict[str, Any]:
+        machine = in_words(self._fleet.engine.abouts()[node])
+        return {"info": self._fleet.info(node).to_json(), "machine": machine}
 
-    def place(self, node: int) -> tuple[str, NodeFacts]:
-        about = self.fleet.engine.abouts()[node]
-        facts = NodeFacts(
-            hostname=about.get("hostname", ""),
-            python=tuple(about.get("python", ())),
-            system=about.get("system", ""),
-            cpus=about.get("cpus", 0),
-            gpus=tuple(gpu["name"] for gpu in about.get("gpus", ())),
-        )
-        return self.fleet.info(node).to_json(), facts
+    def _refusal(self, call: Call, size: int) -> str:
+        """Why a call is not kept; empty if it is."""
+        if call.inputs:
+            return "an argument of it was an iterator, which can be read once"
+        if call.needs:
+            return "it took a result that stays on a node"
+        if size > self._limit:
+            return f"with its arguments it has {size:,} bytes, and max_replay_bytes={self._limit} of its pool is less"
+        if _holds_secret(call.pieces):
+            return _WITH_SECRET
+        if self._size and self._size + size > max(_MOST_WAITING, self._limit):
+            return "too many calls failed at once, and it was not one of the first"
+        return ""
 
-    def shared(self) -> tuple[PoolOfCalls, Sequence[bytes]]:
-        """Runs in a thread of its own, when the first call has failed."""
-        image, context = self.context.image, self.context
-        hooks, left_out, pieces = self._hooks()
+    def flush(self) -> None:
+        """Writes what is noted."""
+        while self._waiting and os.getpid() == self._owner:
+            with self._writing:
+                if not self._waiting:
+                    return
+                call, pieces, files = self._waiting.pop(0)
+                try:
+                    self._write(call, pieces, files)
+                except Exception as exc:  # the pool continues without it, and `sky replay` says that it is not there
+                    log.log(logging.DEBUG if self._told else logging.WARNING, "a failed call is not kept: %s", exc)
+                    self._told = True
+                finally:
+                    self._size -= call.size
+                    self._fleet.store.release(list(files))
+
+    def close(self) -> None:
+        """Writes what is left, while the large arguments are there."""
+        self._closed = True
+        self.flush()
+
+    def _write(self, call: FailedCall, pieces: Sequence[Buffer], files: Mapping[str, blobs.Blob]) -> None:
+        if not self._pool_written:
+            self._kept.keep_pool(*self._shared())
+            self._pool_written = True
+        if _holds_secret(map(blobs.read, files.values())):
+            call, pieces, files = _refused(replace(call, refused=_WITH_SECRET)), (), {}
+        sources = [] if call.refused else [_sources(call.error)]
+        self._kept.keep(call, [*pieces, *sources], files)
+
+    def _shared(self) -> tuple[PoolOfCalls, Sequence[Buffer]]:
+        image, context, listed = self._context.image, self._context, self._fleet.package_list()
         env = {name: value for name, value in without_secrets(image.env).items() if mask(value) == value}
-        listed = self.fleet.package_list()
+        plain = Image(
+            python=".".join(map(str, image.python_version)),
+            pip=tuple(map(mask, image.pip)),
+            pip_indexes=[PipIndex(mask(index.url), index.packages) for index in image.pip_indexes],
+            build=image.build,
+            env=env,
+            allow_env=image.allow_env,
+        )
+        kept = [plugin for plugin in context.plugins if not _holds_secret(self._hooks([plugin]))]
         made = PoolOfCalls(
             pool=context.name,
             interpreter=sys.executable,
-            python=".".join(map(str, image.python_version)),
-            pip=tuple(map(mask, image.pip)),
-            pip_indexes=tuple((mask(index.url), tuple(index.packages)) for index in image.pip_indexes),
-            build=tuple(image.build),
+            python=plain.python,
             packages=listed or (_installed_here() if context.local else ""),
             locked=bool(listed),
-            env=env,
             secret_variables=sorted(set(image.env) - set(env)),
-            directory=_directory(),
-            paths=self._paths(),
-            hooks=hooks,
-            left_out=left_out,
+            directory=(directory := _directory()),
+            paths=_import_paths(image, directory),
+            left_out=[plugin.name for plugin in context.plugins if plugin not in kept],
         )
-        return made, pieces
+        return made, [pickle.dumps(plain), *self._hooks(kept)]
 
-    def _hooks(self) -> tuple[list[tuple[str, int, bool]], list[str], list[bytes]]:
-        """Each plugin's hooks by themselves, so that those with a secret can be left out."""
-        from skyward.client.failed_calls import holds_secret
+    def _hooks(self, plugins: Sequence[Plugin]) -> list[Buffer]:
         from skyward.setup.node_settings import packed_hooks
 
-        found: list[tuple[str, int, bool]] = []
-        left_out: list[str] = []
-        all_pieces: list[bytes] = []
-        for plugin in self.context.plugins:
-            pieces = packed_hooks([plugin], list(self.fleet.by_node.values()))
-            if any(map(holds_secret, pieces)):
-                left_out.append(plugin.name)
-            elif pieces:
-                found.append((plugin.name, len(pieces), plugin.around_app is not None))
-                all_pieces += pieces
-        return found, left_out, all_pieces
+        return packed_hooks(plugins, list(self._fleet.by_node.values()))
 
-    def _paths(self) -> Sequence[str]:
-        if not self.context.image.includes:
-            return ()
-        from skyward.transport.includes import import_paths
 
-        return import_paths(self.context.image, Path.cwd())
+def _rerun_note(call: str) -> str:
+    return f"`sky replay {call}` runs it again on this computer, with --pdb in the debugger."
+
+
+def _refused(call: FailedCall) -> FailedCall:
+    return replace(call, size=0, about={}, large={})
+
+
+def _holds_secret(buffers: Iterable[Buffer]) -> bool:
+    """Whether one of them makes a `sky.Secret` when it is unpickled, or has the value of one that is known here."""
+    for buffer in buffers:
+        for at in range(0, nbytes(buffer), _CHUNK):
+            content = bytes(buffer[at : at + _CHUNK + _OVERLAP])
+            if _SECRET in content or (any_hidden() and hide_bytes(content) is not content):
+                return True
+    return False
+
+
+def _sources(error: str) -> bytes:
+    """The user's files that a traceback names, as they are now."""
+    found: dict[str, str] = {}
+    for path in dict.fromkeys(_SOURCE.findall(error)):
+        try:
+            theirs = not path.startswith(_NOT_THE_USERS) and "/site-packages/" not in path
+            if theirs and os.path.getsize(path) <= _LARGEST_SOURCE:
+                found[path] = Path(path).read_text()
+        except (OSError, ValueError):
+            continue  # a file of the node, or of a notebook's cell
+    made = json.dumps(found).encode()
+    return b"{}" if _holds_secret([made]) else made
+
+
+def _import_paths(image: Image, directory: str) -> Sequence[str]:
+    if not image.includes:
+        return ()
+    from skyward.transport.includes import import_paths
+
+    return import_paths(image, Path(directory))
 
 
 def _installed_here() -> str:

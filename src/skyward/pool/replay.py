@@ -1,51 +1,55 @@
-"""Runs a failed call again on this computer: its environment, its ranks as processes, what differs from its node.
+"""Runs a failed call again: a pool on this computer gets what was sent to the node.
 
-kept call ─► environment (this Python, or one made by uv) ─► a process for each rank ─► result, exception, debugger
+kept call ─► image, hooks, bytes ─► ComputePool with a process for each rank ─► result or exception, beside that of then
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, cast
 
-from skyward.api.image import Image, PipIndex
-from skyward.api.info import VARIABLE, AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
-from skyward.client.call import Packed, unpacked
-from skyward.errors import BootstrapError, InvalidArgument, TaskCrashed, TaskTimeout
+from skyward.api.compute import PendingCompute
+from skyward.api.image import Image
+from skyward.api.info import InstanceInfo
+from skyward.api.plugin import Plugin
+from skyward.api.secret import Secret
+from skyward.client import gather
+from skyward.client.futures import wait_for_all
+from skyward.client.packing import Sent
+from skyward.errors import BootstrapError, InvalidArgument, NodeLost, PluginError
+from skyward.events import CallEnded, Event, Output, Warned
 from skyward.history.failed_calls import find, load
 from skyward.history.lines import summary
-from skyward.node.failed_call import FailedCall, Rerun, Verdict, read, system
-from skyward.node.gpu_shares import names
+from skyward.node import replay as hooks
+from skyward.node.body import Hook
 from skyward.node.gpus import look
-from skyward.node.shared.server import serving
-from skyward.setup.env.local import Environment, prepare
-from skyward.setup.local_shell import inherited
-from skyward.setup.node_settings import thread_counts
-from skyward.transport import blobs, exceptions, private
+from skyward.node.greeting import in_words, system
+from skyward.pool.pool import ComputePool
+from skyward.setup.env.local import prepare
+from skyward.setup.env.uv import missing_pip
+from skyward.transport import exceptions, private
+from skyward.transport.payload import unpack
 
 __all__ = ["Replay", "call_of", "replay"]
 
 _NOTES = re.compile(r"`sky replay (\w+)`|^raised on .*, call (\w+), attempt ", re.M)
 _PINNED = re.compile(r"^(?:# )?([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.M)
-_SOURCE = re.compile(r'^  File "(.+)", line \d+, in ', re.M)
 _MISSING = re.compile(r"FileNotFoundError: .*No such file or directory: (.*)")
-_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "PYTHONBREAKPOINT", "MPLBACKEND")
-_PORTS = ("torch", "jax", "tensorflow")
+_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "MPLBACKEND")
+_NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 _MOST_DIFFERENT = 6
-_ENDING = 10.0
+_PATIENCE = 5.0
 _SHARE = 0.8  # of the memory that is free here, for a call that ran out of memory
 
 Report = Callable[[str], None]
@@ -64,7 +68,12 @@ def replay(call: str | BaseException, /, *, rank: int | None = None, pdb: bool =
     again = Replay(call, rank)
     for text in again.differences():
         _tell(text)
-    return again.run(pdb=pdb, shown=False).value()
+    ended = again.run(pdb=pdb)
+    if ended.error is None:
+        return ended.result
+    if ended.rank != again.rank:
+        exceptions.noted(ended.error, f"rank {again.rank} did not fail: it was rank {ended.rank}.")
+    raise ended.error
 
 
 def call_of(error: BaseException) -> str:
@@ -72,6 +81,11 @@ def call_of(error: BaseException) -> str:
     for note in reversed(getattr(error, "__notes__", ())):
         if isinstance(note, str) and (found := _NOTES.search(note)):
             return found[1] or found[2]
+    if isinstance(error, NodeLost):
+        raise InvalidArgument(
+            "the call cannot be run again: its machine was lost while it ran, so no line of it has failed, and nothing "
+            "of it was kept. Send it again, or give it retries."
+        )
     raise InvalidArgument(
         f"{type(error).__name__} does not come from a call that can be run again: no note of it names one. Give the "
         "id of the call; `sky replay` lists those that are kept."
@@ -82,86 +96,55 @@ def call_of(error: BaseException) -> str:
 class Ended:
     """How a call ended that was run again."""
 
-    call: FailedCall
-    verdict: Verdict
-    pieces: Sequence[Any]
-    status: int
-
-    @property
-    def failed(self) -> bool:
-        return self.verdict.kind != "done"
-
-    def summary(self) -> str:
-        """One line: type and message."""
-        verdict = self.verdict
-        if verdict.kind == "error":
-            return summary("error", str(verdict.error["traceback"]))
-        return "" if verdict.kind == "done" else exceptions.as_text(self._error()).partition("\n")[0]
-
-    def value(self) -> Any:
-        """The result, or raises the exception."""
-        if not self.failed:
-            return unpacked(self.call.name, Packed({}, list(self.pieces)))
-        raise self._error()
-
-    def _error(self) -> BaseException:
-        call, verdict = self.call, self.verdict
-        if verdict.kind == "error":
-            where = f"raised on this computer when {call.name}, call {call.id}, was run again"
-            described: Any = verdict.error
-            return exceptions.packed(described, self.pieces[0], where).rebuilt()
-        if verdict.kind == "timeout":
-            error = TaskTimeout(call.name, call.node, call.metadata.get("timeout", 0.0), call.attempt, False)
-            exceptions.with_frames(error, "where the body stood when its time was over:", verdict.error["stack"])
-            return error
-        code = int(verdict.error.get("code", self.status))
-        signal_name = signal.Signals(-code).name if code < 0 else None
-        return TaskCrashed(call.name, call.node, call.attempt, code, signal_name)
+    rank: int
+    """Which rank failed, or whose result it is."""
+    result: Any = None
+    error: BaseException | None = None
+    text: str = ""
+    """The error as listeners get it."""
+    outcome: str = "error"
 
 
 class Replay:
     """A kept call, ready to be run again as one of its ranks."""
 
     def __init__(self, call: str | BaseException, rank: int | None = None, report: Report | None = None) -> None:
-        self._path, self._report = Path(), report or _tell
-        id = call_of(call) if isinstance(call, BaseException) else call
+        id, self._report = call_of(call) if isinstance(call, BaseException) else call, report or _tell
         if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(f"replay({id!r}): the exception of a call, or its id as text, is wanted.")
-        found = find(id)
-        self._path = found.path
-        self.call, self.pool = load(found)
+        self.call, path = find(id)
+        pieces, self.pool, (image, *packed) = load(self.call, path)
         here = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if self.pool.python != here:
             raise InvalidArgument(
                 f"{self.call.name} ran on Python {self.pool.python}, and this is {here}; functions cannot cross from "
                 f"one to the other. Run it with that one: uv run --python {self.pool.python} sky replay {self.call.id}."
             )
-        self._info = InstanceInfo.from_json(self.call.info)
-        world = self._info.world_size
-        self.rank = rank if rank is not None else self.call.rank if self.call.rank is not None else self._info.rank
-        if not 0 <= self.rank < world or (not self.call.group and rank not in (None, self.rank)):
-            known = f"ranks 0 to {world - 1}" if world > 1 else "only rank 0"
+        self._sources: dict[str, str] = json.loads(bytes(pieces.pop()))
+        self._pieces = pieces
+        self._image: Image = pickle.loads(image)
+        self._hooks: list[Hook] = unpack(bytes(packed[0]), packed[1:]) if packed else []
+        world = InstanceInfo.from_json(self.call.info).world_size
+        failed = 0 if self.call.rank is None else self.call.rank
+        self.rank, self._asked = failed if rank is None else rank, rank is not None
+        if not 0 <= self.rank < world or (not self.call.group and self.rank != failed):
+            known = f"ranks 0 to {world - 1}" if self.call.group and world > 1 else f"rank {failed} alone"
             raise InvalidArgument(f"there is no rank {rank}: the call was sent to {known}.")
-        if not self.call.group and rank is not None and rank != self.call.rank:
-            raise InvalidArgument(f"the call was sent to rank {self.call.rank} alone. Leave rank={rank} out.")
-        together = self.call.group or any(around for _, _, around in self.pool.hooks)
-        self._ranks = list(range(world)) if together and world > 1 else [self.rank]
-        self._gpus = look().gpus if len(self._ranks) == 1 else ()
+        together = self.call.group or any(around for _, around, _ in self._hooks)
+        self._world = world if together else 1
+        self._at = self.rank if together else 0  # the rank that it has here
+        self._gpus = look().gpus if self._world == 1 else ()
 
     def differences(self) -> list[str]:
         """What is not here as it was on the node, in sentences."""
-        call, pool, facts = self.call, self.pool, self.call.facts
-        told: list[str] = []
-        if facts.hostname != os.uname().nodename:
-            told.append(f"it ran on node {call.node}, {facts.hostname}; this is {os.uname().nodename}")
-        pairs = {
-            "Python": (".".join(map(str, facts.python)), ".".join(map(str, sys.version_info[:3]))),
-            "system": (facts.system, system()),
-            "CPUs": (str(facts.cpus), str(_cpus())),
-            "GPUs": (", ".join(facts.gpus) or "none", ", ".join(gpu.name for gpu in self._gpus) or "none"),
-        }
-        told += [f"{what}: {there} on the node, {here} here" for what, (there, here) in pairs.items() if there != here]
-        if facts.gpus and not self._gpus:
+        call, pool = self.call, self.pool
+        python, gpus = sys.version_info[:3], [{"name": gpu.name} for gpu in self._gpus]
+        here = in_words(
+            {"hostname": os.uname().nodename, "python": python, "system": system(), "cpus": _cpus(), "gpus": gpus}
+        )
+        told = [f"{what}: {there} on the node, {here[what]} here" for what, there in call.machine.items()
+                if what in here and there != here[what]]  # fmt: skip
+        if call.machine.get("GPUs", "none") != "none" and not gpus:
             told.append("it runs on the CPU here; tensors of GPUs come to the CPU")
         told += self._other_packages()
         for name in pool.secret_variables:
@@ -170,13 +153,11 @@ class Replay:
         told += [f"plugin {name} is left out: its hooks hold a secret, and are not kept" for name in pool.left_out]
         if not os.path.isdir(pool.directory):
             told.append(f"the directory {pool.directory} of the program is gone")
-        for path in dict.fromkeys(_SOURCE.findall(call.error)):
-            if os.path.isfile(path) and os.path.getmtime(path) > call.time:
-                told.append(f"{path} has changed since: the code of then runs, and lines are shown as they are now")
-        return told
+        changed = [path for path, text in self._sources.items() if _text(path) not in (text, None)]
+        return [*told, *(f"{path} has changed since: the code of then runs and is shown" for path in changed)]
 
     def _other_packages(self) -> list[str]:
-        if not self._satisfied():
+        if missing_pip(self._image.pip):
             return []  # those of the node are installed
         found = [(name, there, here) for name, there in _PINNED.findall(self.pool.packages) if (here := _version(name))]
         different = [f"{name} {there} (here {here})" for name, there, here in found if _public(there) != _public(here)]
@@ -185,161 +166,114 @@ class Replay:
 
     def compared(self, ended: Ended) -> list[str]:
         """How it ended, beside how it had ended on the node."""
-        before = summary(self.call.outcome, self.call.error)
-        if not ended.failed:
+        before, now = summary(self.call.outcome, self.call.error), summary(ended.outcome, ended.text)
+        if ended.error is None:
             return [f"it returned here. On the node it failed: {before}"]
-        now = ended.summary()
+        told = [f"it failed as on the node: {now}"]
         if _kind(now) != _kind(before):
             told = [f"it failed here in another way: {now}", f"on the node: {before}"]
-            missing = _MISSING.match(now)
-            return [*told, f"{missing[1]} is not on this computer"] if missing else told
-        return [f"it failed as on the node: {now}"]
+            if missing := _MISSING.match(now):
+                told.append(f"{missing[1]} is not on this computer")
+        if ended.rank != self.rank:
+            told.append(f"rank {self.rank} did not fail: it was rank {ended.rank}")
+        return told
 
-    def run(self, *, pdb: bool = False, shown: bool = True) -> Ended:
-        """Runs it; `shown` has the process print the traceback."""
+    def run(self, *, pdb: bool = False) -> Ended:
         if pdb and not sys.stdin.isatty():
-            raise InvalidArgument(
-                "the debugger needs a terminal. In one, write " + f"`sky replay {self.call.id} --pdb`."
-            )
-        environment = self._environment()
+            rank = f" --rank {self.rank}" if self._asked else ""
+            command = f"sky replay {self.call.id}{rank} --pdb"
+            raise InvalidArgument(f"the debugger needs a terminal. In one, write `{command}`.")
+        ends: dict[int | None, CallEnded] = {}
         with ExitStack() as stack:
-            scratch = private.fresh("skyward-replay-")
-            stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-            infos = dict(self._infos())
-            shared = os.path.join(scratch, "shared")
-            stack.enter_context(serving(shared, infos[self.rank]))
-            others = [stack.enter_context(self._other(environment, infos[rank], rank, scratch)) for rank in infos
-                      if rank != self.rank]  # fmt: skip
-            verdict = os.path.join(scratch, "verdict")
-            order = Rerun(
-                scratch=scratch, shared=shared, verdict=verdict, cpu=not self._gpus, debugger=pdb, shown=shown,
-                limit=self.call.metadata.get("timeout") if self.call.outcome == "timeout" else None,
-                memory=_memory() if "TaskOutOfMemory" in self.call.error else None,
-            )  # fmt: skip
-            status = self._watched(environment, infos[self.rank], order)
-            for other in others:
-                assert other.stdin is not None
-                other.stdin.close()  # no more need to wait for us
-            ended, pieces = Verdict(kind="crashed"), list[Any]()
-            if os.path.exists(verdict):
-                ended, pieces[:] = read(Path(verdict), Verdict)
-            for index, blob in ended.blobs.items():
-                pieces[int(index)] = blobs.read(blob)  # while its file is there
-            for other in others if ended.kind == "done" else ():
-                _wait(other)
-            return Ended(self.call, ended, pieces, status)
+            if pdb:
+                stack.callback(_restore_terminal())
+            pool = self._pool(self._packages(stack), pdb)
+            pool.on_event(partial(self._heard, ends))
+            try:
+                stack.enter_context(pool)
+            except PluginError as exc:
+                rank = exc.rank if exc.rank is not None else exc.node
+                return Ended(
+                    self.rank if rank is None or self._world == 1 else rank, None, exc, exceptions.as_text(exc)
+                )
+            at, result, error = self._sent(pool, pdb) if self.call.about else (self._at, None, None)
+        if error is None:
+            return Ended(self.rank, result)
+        return Ended(self.rank if at == self._at else at, None, error, ends[at].error, ends[at].outcome)
 
-    # the processes
-
-    def _watched(self, environment: Environment, info: InstanceInfo, order: Rerun) -> int:
-        """Runs the rank that is asked for in this terminal; returns its exit status."""
-        ours = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
-        pipe = None if ours else subprocess.PIPE  # in a notebook the terminal is not where its cells print
-        process = self._start(environment, info, order, None, pipe, pipe)
-        pumps = [_pump(process.stdout, lambda: sys.stdout, ""), _pump(process.stderr, lambda: sys.stderr, "")]
+    def _packages(self, stack: ExitStack) -> Image:
+        """The image, with exactly the packages of the node if this Python lacks some and these can be installed."""
+        variables = {name: Secret(os.environ[name]) for name in self.pool.secret_variables if name in os.environ}
+        image = replace(self._image, env={**self._image.env, **variables})
+        if not self.pool.locked or not missing_pip(image.pip):
+            return image
+        directory = private.fresh("skyward-lock-")
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        lock = Path(directory, "packages.txt")
+        lock.write_text(self.pool.packages)
+        exact = replace(image, lock=str(lock))
         try:
-            with _interrupts_ignored():  # they are for the body, and for the debugger
-                status = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        for pump in pumps:
-            pump.join(_ENDING)
-        return status
+            prepare(exact, report=self._report)
+        except (BootstrapError, InvalidArgument) as exc:
+            why = str(exc).partition("\n")[0]
+            self._report(f"the packages of the node cannot be installed here as they were ({why}); trying others")
+            return image
+        return exact
 
-    @contextmanager
-    def _other(
-        self, environment: Environment, info: InstanceInfo, rank: int, scratch: str
-    ) -> Generator[subprocess.Popen[bytes]]:
-        shared = os.path.join(scratch, "shared")
-        order = Rerun(scratch=scratch, shared=shared, body=bool(self.call.group), cpu=True)
-        process = self._start(environment, info, order, subprocess.PIPE, subprocess.PIPE, subprocess.STDOUT, apart=True)
-        pump = _pump(process.stdout, lambda: sys.stderr, f"[rank {rank}] ")
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-            pump.join(_ENDING)
+    def _pool(self, image: Image, pdb: bool) -> ComputePool:
+        call, pool, timed_out = self.call, self.pool, self.call.outcome == "timeout"
+        env = {name: os.environ[name] for name in _TERMINAL if name in os.environ}
+        order = hooks.Order(
+            info=call.info,
+            rank=self.rank,
+            together=self._world > 1,
+            directory=pool.directory,
+            paths=[str(Path(pool.directory, path)) for path in pool.paths],
+            env=env if self._gpus else {**env, **_NO_GPUS},
+            sources=self._sources,
+            gpus=bool(self._gpus),
+            memory=_memory(self._world) if "TaskOutOfMemory" in call.error else None,
+            limit=call.about.get("timeout") if timed_out and pdb else None,
+            terminal=os.ttyname(0) if pdb else "",
+            patience=float("inf") if pdb else _PATIENCE,
+        )
+        theirs = [Plugin(name, around_app=around if self._gpus else _on_the_cpu(around), decorate=decorate)
+                  for name, around, decorate in self._hooks]  # fmt: skip
+        before = Plugin("replay", around_app=partial(hooks.around_app, order))
+        last = Plugin("replay, last", decorate=partial(hooks.decorate, order))
+        return ComputePool(
+            nodes=self._world, image=image, plugins=[before, *theirs, last], retries=0, stall_timeout=None,
+            max_result_bytes=1 << 62, console=False, history=False,
+        )  # fmt: skip
 
-    def _start(
-        self,
-        environment: Environment,
-        info: InstanceInfo,
-        order: Rerun,
-        stdin: int | None,
-        stdout: int | None,
-        stderr: int | None,
-        apart: bool = False,
-    ) -> subprocess.Popen[bytes]:
-        passed = {name: os.environ[name] for name in (*_TERMINAL, *self.pool.secret_variables) if name in os.environ}
-        counts = thread_counts(len(self._ranks), _cpus(), self.pool.env, True, os.environ)
-        hidden = {} if self._gpus else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-        env = {**inherited(os.environ), **passed, **counts, **environment.env, **self.pool.env, **hidden}
-        env |= {VARIABLE: info.to_json(), "PYTHONUNBUFFERED": "1", blobs.SCRATCH: order.scratch}
-        argv = [environment.python, "-P", "-m", "skyward.node.replay", str(self._path), json.dumps(asdict(order))]
-        return subprocess.Popen(argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=apart)
+    def _sent(self, pool: ComputePool, pdb: bool) -> tuple[int, Any, BaseException | None]:
+        """Sends what was sent then, to all ranks or to the one that had it: which of them ended how."""
+        engine, packing = pool._engine, pool._sender.packing  # pyright: ignore[reportPrivateUsage] - same folder
+        about = {**self.call.about}
+        if pdb or self.call.outcome != "timeout":
+            about.pop("timeout", None)
+        pending = PendingCompute[Any](Sent(cast("Any", about), self._pieces), label=self.call.name)
+        made = packing.copies(pending, self._world if self.call.group else 1, self.call.attempt, 0)
+        calls = dict(enumerate(made)) if self.call.group else {self._at: made[0]}
+        calls[self._at].id = calls[self._at].future.call = self.call.id
+        engine.send_to(list(calls.items()))
+        wait_for_all([call.future for call in made])
+        errors = {at: error for at, call in calls.items() if (error := gather.error_of(call.future)) is not None}
+        if not errors:
+            return self._at, calls[self._at].future.result(), None
+        # the rank that failed by itself, not those that were stopped because of it
+        at = min(errors, key=lambda at: (calls[at].stopping is not None, at != self._at))
+        return at, None, errors[at]
 
-    # as the node was
-
-    def _infos(self) -> Generator[tuple[int, InstanceInfo]]:
-        """Of every process that is started: its own number and node, at addresses of this computer."""
-        info, ports = self._info, _free_ports(1 + len(_PORTS))
-        alone = len(self._ranks) == 1
-        gpus = names(self._gpus, os.environ) if self._gpus else []
-        kind = info.accelerator
-        for rank in self._ranks:
-            node = info.node_of(rank)
-            workers = info.ranks_per_node[node] if info.ranks_per_node else info.workers_per_node
-            first = sum(info.ranks_per_node[:node]) if info.ranks_per_node else node * info.workers_per_node
-            yield (
-                rank,
-                replace(
-                    info,
-                    node=node,
-                    worker=rank - first,
-                    workers_per_node=workers,
-                    accelerators=len(gpus),
-                    total_accelerators=len(gpus),
-                    node_gpus=tuple(gpus),
-                    gpu_conflict=None,
-                    head_addr=info.head_addr if alone else "127.0.0.1",
-                    head_port=ports[0],
-                    peers=info.peers if alone else tuple(Peer(peer.node, "127.0.0.1") for peer in info.peers),
-                    accelerator=kind and AcceleratorInfo(kind.type, len(gpus), kind.memory_gb, kind.is_trainium),
-                    network=NetworkInfo("lo" if sys.platform == "linux" else None),
-                    ports=dict(zip(_PORTS, ports[1:], strict=True)),
-                ),
-            )
-
-    def _satisfied(self) -> bool:
-        """Whether the interpreter that runs this has the packages of the image."""
-        from skyward.setup.env.uv import missing_pip
-
-        return not missing_pip(self.pool.pip)
-
-    def _environment(self) -> Environment:
-        if self._satisfied():
-            return Environment(sys.executable)
-        indexes = [PipIndex(str(url), packages) for url, packages in self.pool.pip_indexes]
-        image = Image(pip=self.pool.pip, pip_indexes=indexes, build=self.pool.build)
-        with ExitStack() as stack:
-            if self.pool.locked:
-                directory = private.fresh("skyward-lock-")
-                stack.callback(shutil.rmtree, directory, ignore_errors=True)
-                lock = Path(directory, "packages.txt")
-                lock.write_text(self.pool.packages)
-                try:
-                    return prepare(replace(image, lock=str(lock)), report=self._report)
-                except (BootstrapError, InvalidArgument) as exc:
-                    why = str(exc).partition("\n")[0]
-                    self._report(
-                        f"the packages of the node cannot be installed here as they were ({why}); trying others"
-                    )
-            return prepare(image, report=self._report)
+    def _heard(self, ends: dict[int | None, CallEnded], event: Event) -> None:
+        if isinstance(event, CallEnded):
+            ends[event.rank] = event
+        elif isinstance(event, Warned):
+            print(f"{event.path}:{event.line}: {event.text}", file=sys.stderr, flush=True)
+        elif isinstance(event, Output) and not event.progress:
+            other = event.rank != self._at
+            stream = sys.stderr if other or event.stream == "stderr" else sys.stdout
+            print(f"[rank {event.rank}] {event.text}" if other else event.text, file=stream, flush=True)
 
 
 def _tell(text: str) -> None:
@@ -363,55 +297,32 @@ def _version(name: str) -> str:
         return ""
 
 
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError):
+        return None
+
+
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _memory() -> int | None:
+def _memory(processes: int) -> int | None:
     """How many bytes a body may use here, so that it fails by itself before this computer does."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-    except OSError:
-        return None
-    return int(int(found[1]) * 1024 * _SHARE) if found else None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text("/proc/meminfo") or "", re.M)
+    return int(int(found[1]) * 1024 * _SHARE / processes) if found else None
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+def _on_the_cpu(around: Any) -> Any:
+    """The hook, without a wish for a backend that needs GPUs."""
+    asking: Any = around
+    if isinstance(around, partial) and asking.keywords.get("backend") == "nccl":
+        return partial(asking, backend=None)
+    return asking
 
 
-def _pump(source: IO[bytes] | None, target: Callable[[], Any], prefix: str) -> threading.Thread:
-    """Passes on what a process prints."""
+def _restore_terminal() -> Callable[[], None]:
+    import termios
 
-    def work() -> None:
-        if source is None:
-            return
-        with source:
-            for line in source:
-                target().write(prefix + line.decode("utf-8", "replace"))
-                target().flush()
-
-    thread = threading.Thread(target=work, name="skyward-replay", daemon=True)
-    thread.start()
-    return thread
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_ENDING)
-    except subprocess.TimeoutExpired:
-        pass  # it is killed
-
-
-@contextmanager
-def _interrupts_ignored() -> Generator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return partial(termios.tcsetattr, 0, termios.TCSADRAIN, termios.tcgetattr(0))
