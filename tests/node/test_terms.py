@@ -116,6 +116,8 @@ def door(tmp_path: Path) -> Iterator[Door]:
     made.door.since = "start 2 of the run's program, at 14:02:00"
     yield made
     made.listener.close()
+    while (admitted := made.door.next()) is not None:
+        admitted[0].close()
 
 
 @pytest.mark.parametrize("epoch", [{}, {"epoch": 1}], ids=["no program of a run", "the first start"])

@@ -269,6 +269,7 @@ class SimRunners:
     def __init__(self, selector: Any, world_and_node: Any) -> None:
         self.world, self.node = world_and_node
         self.processes: dict[str, SimProcess] = {}
+        self.unsent: list[tuple[SimProcess, Any, list[Any]]] = []
 
     @property
     def gone(self) -> bool:
@@ -287,7 +288,12 @@ class SimRunners:
         if process is not None and process.exit is None:
             raw, buffers = message.encoded()
             self.world.t("agent %d -> %s %s", self.node, name, raw[:2])
-            process.inbox.append((json.loads(json.dumps(raw)), list(buffers)))
+            self.unsent.append((process, json.loads(json.dumps(raw)), list(buffers)))
+
+    def flush(self) -> None:
+        for process, raw, buffers in self.unsent:
+            process.inbox.append((raw, buffers))
+        self.unsent.clear()
 
     def send_all(self, message: Message) -> None:
         for name in self.processes:

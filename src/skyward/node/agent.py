@@ -134,6 +134,7 @@ class Agent:
     def turn(self) -> None:
         self._timers.run()
         self._pass_time(self._clock())
+        self._runners.flush()
         self._blob_cache.send(lambda: self._home.kept_bytes, self._home.tell_now)
         self._home.flush()
         self._runners.full = self._output.full()

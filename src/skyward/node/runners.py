@@ -27,8 +27,8 @@ from skyward.node.protocol import AgentToClient, AgentToRunner, Body, ClientToAg
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
-from skyward.transport.codec import Message, Raw, Receiver, handles
-from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, encode
+from skyward.transport.codec import Buffers, Message, Raw, Receiver, halves, handles
+from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, TooLarge, encode, nbytes
 
 __all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "Standing", "Stream"]
 
@@ -36,6 +36,7 @@ __all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Sai
 log = logging.getLogger("skyward.engine")
 
 _READ = 1 << 16
+_TOGETHER, _MOST_BYTES = 64, 16 << 20  # in one frame to a runner: messages, and bytes of their buffers
 _SHORT = 1 << 14  # after a read that gave less, the next would find nothing
 _STDERR_TAIL = 4096
 _STDERR_KEPT = 4 * _STDERR_TAIL  # of which reports of progress are left out
@@ -101,19 +102,40 @@ class RunnerProcess:
             self._output.register(pipe.fd, select.POLLIN)
         self._reader = FrameReader()
         self._writer = FrameWriter()
+        self._messages: list[Raw] = []
+        self._buffers: list[Any] = []
+        self._size = 0
 
-    def send(self, message: Message) -> bool:
-        """False when bytes remain unsent."""
+    def add(self, message: Message) -> bool:
+        """Sends it with the next `flush`; whether that should not wait for more."""
         raw, buffers = message.encoded()
-        self._writer.add(encode([raw], buffers))
-        return self.flush()
+        self._messages.append(raw)
+        if buffers:
+            self._buffers += buffers
+            self._size += sum(map(nbytes, buffers))
+        return len(self._messages) >= _TOGETHER or self._size >= _MOST_BYTES
 
     def flush(self) -> bool:
+        """False when bytes remain unsent."""
+        if self._messages:
+            messages, self._messages = self._messages, []
+            buffers, self._buffers, self._size = self._buffers, [], 0
+            self._write(messages, buffers)
         try:
             return self._writer.write(self.sock.send)
         except OSError:
             self._writer.clear()  # it is dying; the fork server tells how
             return True
+
+    def _write(self, messages: list[Raw], buffers: Buffers) -> None:
+        try:
+            self._writer.add(encode(messages, buffers))
+        except TooLarge as exc:
+            if len(messages) == 1:  # senders see to it that this does not happen; if it does, the agent lives on
+                log.error("a message %.80r cannot be sent to a runner: %s", messages[0][0], exc)
+                return
+            for half in halves(messages, buffers):
+                self._write(*half)
 
     def read(self, *, ended: bool = False) -> list[Frame]:
         """Frames received; after the process `ended`, all remaining ones."""
@@ -186,6 +208,7 @@ class Runners:
         self.full = False
         """Whether output stays in the pipes because the client does not keep up."""
         self._processes: dict[str, RunnerProcess] = {}
+        self._unsent: dict[str, RunnerProcess] = {}
         self._receiver = Receiver(ForkServerToAgent, self)
         self._paused = False
         self._orders = self._looks = 0  # which the fork server has not answered, and how often that was seen
@@ -230,12 +253,19 @@ class Runners:
             self._listen(process, pipe)
 
     def send(self, name: str, message: Message) -> None:
-        """Ignored if the runner is gone."""
+        """Sends it with the next `flush`, in one frame with others; ignored if the runner is gone."""
         process = self._processes.get(name)
         if process is None or process.eof:
             return
-        if not process.send(message):
-            self._watch(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        self._unsent[name] = process
+        if process.add(message):
+            self.flush()
+
+    def flush(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        for name, process in unsent.items():
+            if not process.flush() and self._processes.get(name) is process:
+                self._watch(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def send_all(self, message: Message) -> None:
         for name in list(self._processes):
