@@ -1,14 +1,20 @@
-"""How a cluster is asked that decides by itself when things start: seldom, and again while it does not answer."""
+"""How a cluster is asked that decides by itself when things start and end: seldom, and again while it does not answer.
+
+answered     one question, until there is an answer
+Waiting      for what was asked for: what the user is told meanwhile, and the error when it takes too long
+ended        until nothing is left
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from skyward.api.provider import Report
+from skyward.errors import NotGivenBack
 
-__all__ = ["answered", "pauses"]
+__all__ = ["Waiting", "answered", "ended", "pauses"]
 
 _T = TypeVar("_T")
 
@@ -41,3 +47,46 @@ def answered(
             report(f"{who} does not answer; {meanwhile}. It is asked again. ({exc})")
         time.sleep(pause)
     raise AssertionError("pauses do not end")
+
+
+class Waiting:
+    """What the user is told while a cluster has not given yet what it was asked for; None: there is no time limit."""
+
+    def __init__(self, seconds: float | None, report: Report) -> None:
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._report, self._told = report, ""
+
+    @property
+    def over(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def tell(self, text: str, late: Callable[[], Exception]) -> None:
+        """Says what is waited for, once; `late` makes the error if the time is over."""
+        over = self.over
+        if text != self._told:
+            self._told = text
+            self._report(text)
+        if over:
+            raise late()
+
+
+def ended(
+    pool: str, where: str, left: Callable[[float], Sequence[str]], seconds: float, quiet: float, report: Report
+) -> None:
+    """Waits until nothing is left of a pool; NotGivenBack after so many seconds.
+
+    `left` has the cluster end what is there, and names it; it gets the seconds since the beginning. The user is told
+    after `quiet` seconds.
+    """
+    began = time.monotonic()
+    for pause in pauses():
+        waited = time.monotonic() - began
+        names = left(waited)
+        if not names:
+            return
+        if waited > seconds:
+            text = f"It was asked to end them {waited:.0f} s ago; a node that does not answer may hold them."
+            raise NotGivenBack(pool, where, names, 0.0, text)
+        if waited > quiet:
+            report(f"waiting for the end of {', '.join(names)}")
+        time.sleep(pause)

@@ -471,7 +471,8 @@ class _Joiner:
 
     def _greet(self, control: ssl.SSLSocket) -> None:
         proof = token(self._secret, self._pool, self._place)
-        hello = {"place": self._place, "token": proof, "key": self._key, "name": socket.gethostname()}
+        name = os.environ.get("SKYWARD_NAME") or socket.gethostname()
+        hello = {"place": self._place, "token": proof, "key": self._key, "name": name}
         control.sendall(json.dumps({"join": hello}).encode() + b"\n")
         with control.makefile("rb") as lines:
             answer = json.loads(lines.readline(1 << 16) or b"{}")

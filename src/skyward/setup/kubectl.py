@@ -19,16 +19,7 @@ from typing import Any, cast
 from skyward import errors
 from skyward.errors import BootstrapError, InvalidArgument, MissingPackage
 
-__all__ = [
-    "Forbidden",
-    "Kubectl",
-    "KubernetesRefused",
-    "LoginExpired",
-    "OverQuota",
-    "find_kubectl",
-    "in_pod",
-    "refusal",
-]
+__all__ = ["Forbidden", "Kubectl", "KubernetesRefused", "LoginExpired", "environment", "find_kubectl", "in_pod"]
 
 _TIMEOUT = 60.0
 _REQUEST = "30s"
@@ -56,61 +47,43 @@ class OverQuota(KubernetesRefused, errors.QuotaExceeded):
     """The namespace has no room left."""
 
 
-# What kubectl says, which kind that is, and what it means; the first that matches counts.
-_MEANT = (
+# What kubectl says, and which kind that is; the first that matches counts.
+_KINDS = (
+    (r"context \S* does not exist|no context exists", "context"),
+    (r"current-context is not set|no configuration has been provided|(?:localhost|127\.0\.0\.1):8080", "cluster"),
+    (r"Unauthorized|must be logged in|client to provide credentials|getting credentials|oauth2", "credentials"),
+    (r"token (?:has |is )?expired|executable \S+ (?:not found|failed)", "credentials"),
+    (r"exceeded quota", "quota"),
     (
-        r"context \"?[^\"]*\"? does not exist|no context exists",
-        "setting",
-        "there is no context {context}. These exist: {contexts}",
+        r"violates PodSecurity|denied the request|admission webhook|forbidden: violates|Invalid value|is invalid:",
+        "rule",
     ),
-    (
-        r"current-context is not set|no configuration has been provided|localhost:8080|127\.0\.0\.1:8080",
-        "other",
-        "kubectl knows no cluster. Log in to one, as its provider says (aws eks update-kubeconfig, gcloud container "
-        "clusters get-credentials, az aks get-credentials), or set KUBECONFIG; `kubectl config get-contexts` lists all",
-    ),
-    (
-        r"Unauthorized|must be logged in|asked for the client to provide credentials|getting credentials|"
-        r"oauth2|token (?:has |is )?expired|executable \S+ (?:not found|failed)",
-        "credentials",
-        "the login to the cluster {where} has expired, or there is none. Log in again, and try `kubectl get pods`",
-    ),
-    (
-        r"exceeded quota",
-        "quota",
-        "the quota of the namespace {namespace} leaves no room. Ask for fewer nodes, CPUs, GPUs or less memory, or "
-        "wait until other pods are gone; `kubectl describe quota` shows it",
-    ),
-    (
-        r"violates PodSecurity|denied the request|admission webhook|is forbidden: violates|Invalid value|is invalid:",
-        "admission",
-        "the cluster's rules do not allow this. What they ask for goes into sky.Kubernetes(template=...)",
-    ),
-    (r"namespaces \"[^\"]*\" not found", "setting", "there is no namespace {namespace}"),
-    (r"\(Forbidden\)|is forbidden: User|cannot \w+ resource", "permission", "a right is missing"),
-    (r"\(AlreadyExists\)|already exists", "duplicate", "something of that name exists already"),
-    (r"\(Conflict\)", "server", "somebody else changed it at the same time"),
-    (r"\(NotFound\)|not found", "missing", "it does not exist"),
-    (
-        r"Unable to connect|connection (?:to the server .* )?was refused|connection refused|i/o timeout|no such host|"
-        r"TLS handshake timeout|unexpected EOF|context deadline|Timeout|TooManyRequests|ServiceUnavailable|"
-        r"InternalError|http2: |connection reset|no route to host|server is currently unable|the server was unable|"
-        r"too many requests|EOF$|net/http|\(Expired\)",
-        "server",
-        "the cluster {where} does not answer. Check the network, a VPN, and `kubectl get pods`",
-    ),
+    (r"namespaces \"[^\"]*\" not found", "namespace"),
+    (r"\(Forbidden\)|is forbidden: User|cannot \w+ resource", "permission"),
+    (r"\(AlreadyExists\)|already exists", "duplicate"),
+    (r"\(Conflict\)|\(Expired\)", "server"),
+    (r"\(NotFound\)|not found", "missing"),
+    (r"Unable to connect|connection (?:to the server .* )?was refused|connection refused|connection reset", "server"),
+    (r"no route to host|no such host|i/o timeout|TLS handshake timeout|context deadline|Timeout|EOF$", "server"),
+    (r"unexpected EOF|http2: |net/http|server is currently unable|the server was unable", "server"),
+    (r"TooManyRequests|too many requests|ServiceUnavailable|InternalError", "server"),
 )
+_MEANINGS = {
+    "context": "there is no context {context}. These exist: {contexts}",
+    "cluster": "kubectl knows no cluster. Log in to one, as its provider says (aws eks update-kubeconfig, gcloud "
+    "container clusters get-credentials, az aks get-credentials), or set KUBECONFIG",
+    "credentials": "the login to the cluster {where} has expired, or there is none. Log in again, and try `kubectl get "
+    "pods`",
+    "quota": "the quota of the namespace {namespace} leaves no room. Ask for fewer nodes, CPUs or GPUs or less memory, "
+    "or wait until other pods are gone; `kubectl describe quota` shows it",
+    "rule": "the cluster's rules do not allow this. What they ask for goes into sky.Kubernetes(template=...)",
+    "namespace": "there is no namespace {namespace}",
+    "permission": "a right is missing",
+    "duplicate": "something of that name exists already",
+    "missing": "it does not exist",
+    "server": "the cluster {where} does not answer, or is too busy. Check the network, a VPN, and `kubectl get pods`",
+}
 _CLASSES = {"credentials": LoginExpired, "permission": Forbidden, "quota": OverQuota}
-
-
-def refusal(action: str, said: str, names: Mapping[str, str]) -> KubernetesRefused:
-    """The error for what kubectl said; `names` are context, contexts, namespace and where."""
-    found = ((kind, meaning) for says, kind, meaning in _MEANT if re.search(says, said, re.MULTILINE))
-    kind, meaning = next(found, ("other", ""))
-    reason = re.search(r"^Error from server \((\w+)\)", said, re.MULTILINE)
-    cleaned = " / ".join(dict.fromkeys(line.strip() for line in said.splitlines() if line.strip()))[:2000] or "nothing"
-    text = f"{action}: {meaning.format(**names)}. (kubectl said: {cleaned})" if meaning else f"{action}: {cleaned}"
-    return _CLASSES.get(kind, KubernetesRefused)(action, reason[1] if reason else kind, text, names["where"], kind)
 
 
 def find_kubectl() -> str:
@@ -144,7 +117,7 @@ class Kubectl:
         if context is None:
             context = _setting("current-context") or None
         if context is None and not in_pod():
-            raise refusal("finding the cluster", "error: current-context is not set", _names(None, namespace or ""))
+            raise cls("").refused("finding the cluster", "error: current-context is not set")
         if namespace is None and context is not None:
             namespace = _setting("view", "--minify", f"--context={context}", "-o", "jsonpath={..namespace}")
         elif namespace is None:
@@ -163,17 +136,29 @@ class Kubectl:
     @property
     def where(self) -> str:
         """The cluster, for people."""
-        return self.context or "that this pod runs in"
+        return self.context or ("that this pod runs in" if in_pod() else "that kubectl means")
+
+    def words(self, *words: str) -> list[str]:
+        """What a person types to do this there."""
+        place = [] if self.context is None else [f"--context={self.context}"]
+        return ["kubectl", *place, f"--namespace={self.namespace}", *words]
 
     def command(self, *words: str) -> list[str]:
         """The command that does this there."""
-        place = [] if self.context is None else [f"--context={self.context}"]
-        return [find_kubectl(), *place, f"--namespace={self.namespace}", *words]
+        return [find_kubectl(), *self.words(*words)[1:]]
 
-    def shown(self, *words: str) -> str:
-        """The same for a person to type."""
-        place = [] if self.context is None else [f"--context={self.context}"]
-        return " ".join(["kubectl", *place, f"--namespace={self.namespace}", *words])
+    def refused(self, action: str, said: str) -> KubernetesRefused:
+        """The error for what kubectl said."""
+        kind = next((kind for says, kind in _KINDS if re.search(says, said, re.MULTILINE)), "other")
+        meaning = _MEANINGS.get(kind, "")
+        reason = re.search(r"^Error from server \((\w+)\)", said, re.MULTILINE)
+        lines = dict.fromkeys(line.strip() for line in said.splitlines() if line.strip())
+        contexts = _setting("get-contexts", "-o", "name").split() if "{contexts}" in meaning else []
+        names = {"context": self.context, "namespace": self.namespace, "where": self.where}
+        meaning = meaning.format(**names, contexts=", ".join(contexts) or "none")
+        told = " / ".join(lines)[:2000] or "nothing"
+        text = f"{action}: {meaning}. (kubectl said: {told})" if meaning else f"{action}: {told}"
+        return _CLASSES.get(kind, KubernetesRefused)(action, reason[1] if reason else kind, text, self.where, kind)
 
     def run(self, action: str, *words: str, data: bytes = b"", timeout: float = _TIMEOUT) -> str:
         """What it said; KubernetesRefused if it failed. A login that was renewed just now is tried once more."""
@@ -188,10 +173,11 @@ class Kubectl:
 
     def create(self, action: str, *items: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Makes objects; what came of them. Fields that do not exist are refused."""
-        text = "\n---\n".join(map(json.dumps, items))
+        # several as a list, since some versions read no JSON after a `---`
+        given = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
         # of what cannot be changed later, kubectl would list the custom resources of the whole cluster to look for it
-        strict = all("Review" not in item["kind"] for item in items)
-        return self.read(action, "create", f"--validate={'true' if strict else 'false'}", "-f", "-", data=text.encode())
+        strict = json.dumps(all("Review" not in item["kind"] for item in items))
+        return self.read(action, "create", f"--validate={strict}", "-f", "-", data=json.dumps(given).encode())
 
     def _run(self, action: str, words: Sequence[str], data: bytes, timeout: float) -> str:
         argv = self.command(f"--request-timeout={_REQUEST}", *words)
@@ -200,30 +186,17 @@ class Kubectl:
                 argv, input=data, capture_output=True, timeout=timeout, env=environment(), start_new_session=True
             )
         except subprocess.TimeoutExpired:
-            raise refusal(action, f"i/o timeout: no answer within {timeout:.0f} s", self._names) from None
+            raise self.refused(action, f"i/o timeout: no answer within {timeout:.0f} s") from None
         except OSError as exc:
             raise BootstrapError("kubectl", f"{argv[0]} cannot be run: {exc.strerror}.") from exc
         if done.returncode != 0:
-            raise refusal(action, done.stderr.decode("utf-8", "replace"), self._names)
+            raise self.refused(action, done.stderr.decode("utf-8", "replace"))
         return done.stdout.decode("utf-8", "replace")
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return _names(self.context, self.namespace)
 
 
 def environment() -> dict[str, str]:
     """What kubectl gets: everything, since login programs need it, but no settings that change what we read."""
     return {**os.environ, "LC_ALL": "C", "KUBERC": "off"}
-
-
-def _names(context: str | None, namespace: str) -> dict[str, str]:
-    where = context or "that kubectl means"
-    return {"context": str(context), "contexts": _contexts(), "namespace": namespace, "where": where}
-
-
-def _contexts() -> str:
-    return ", ".join(_setting("get-contexts", "-o", "name").split()) or "none"
 
 
 def _setting(*words: str) -> str:

@@ -61,11 +61,34 @@ def _absolute(paths: str, directory: str | None) -> str:
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process in its own session; ending it ends everything in that session."""
+    """A process in its own session, which Ctrl-C in the terminal does not reach; ending it ends all of the session."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdin: IO[bytes] | int = subprocess.PIPE,
+        stdout: int = subprocess.PIPE,
+        stderr: IO[bytes] | int = subprocess.PIPE,
+        cwd: str | None = None,
+    ) -> None:
+        super().__init__(argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=True)
 
     def kill(self) -> None:
         if self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
+
+    def finish(self, name: Sequence[str], data: bytes | None, timeout: float | None) -> tuple[bytes, str]:
+        """What it writes until it ends: output, and errors as text. `name` is what a timeout calls it."""
+        with self:
+            try:
+                out, err = self.communicate(data, timeout)
+            except BaseException as exc:
+                self.kill()
+                if isinstance(exc, subprocess.TimeoutExpired):
+                    raise subprocess.TimeoutExpired(list(name), exc.timeout) from None
+                raise
+        return out, err.decode("utf-8", "replace")
 
 
 class LocalShell:
@@ -75,16 +98,7 @@ class LocalShell:
         """Nothing to do."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """Starts a program in its own session, so that Ctrl-C in the terminal reaches only us."""
-        return Program(
-            argv,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            start_new_session=True,
-            cwd=os.sep,
-        )
+        return Program(argv, dict(env), stderr=stderr, cwd=os.sep)
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
         from skyward.api.secret import installer_environment  # most pools on this computer run no commands

@@ -23,7 +23,7 @@ from skyward.api.shell import Finished, PodTarget, Process
 from skyward.errors import BootstrapError, HostUnreachable
 from skyward.node.pod import REACHED
 from skyward.setup.hosts import send
-from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, LoginExpired, environment, refusal
+from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, LoginExpired, environment
 from skyward.setup.local_shell import Program
 from skyward.transport.backoff import backoff
 
@@ -57,7 +57,7 @@ class PodShell:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Program] = []
         self._said = ""
 
     @property
@@ -88,10 +88,7 @@ class PodShell:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
         """`env` is ignored: whoever may look at processes could read it on the command line."""
-        pipe = subprocess.PIPE
-        command = self._exec(["sh", "-c", _START])
-        process = Program(command, env=environment(), stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
-        self._keep(process)
+        process = self._keep(Program(self._exec("sh", "-c", _START), environment(), stderr=stderr))
         assert process.stdin is not None
         try:
             process.stdin.write(_line(argv))
@@ -111,15 +108,8 @@ class PodShell:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = Program(
-                    self._exec(["python3", PROGRAM, "reach", host, str(port)]),
-                    env=environment(),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            self._keep(process)
+                end, command = theirs.fileno(), self._exec("python3", PROGRAM, "reach", host, str(port))
+                self._keep(Program(command, environment(), end, end, subprocess.DEVNULL))
             ours.settimeout(_CONNECTING)
             if (first := ours.recv(1)) != REACHED:
                 why = (first + ours.recv(1 << 10)).decode("utf-8", "replace") if first else ""
@@ -151,36 +141,24 @@ class PodShell:
             process.kill()
             process.wait()
 
-    def _exec(self, argv: Sequence[str]) -> list[str]:
+    def _exec(self, *argv: str) -> list[str]:
         return self._kubectl.command("exec", "-i", self.name, f"--container={CONTAINER}", "--", *argv)
 
-    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+    def _keep(self, process: Program) -> Program:
         with self._lock:
             self._processes = [known for known in self._processes if known.poll() is None]
             self._processes.append(process)
         if self._closed.is_set():
             process.kill()
+        return process
 
     def _run(self, argv: Sequence[str], data: bytes | IO[bytes], timeout: float | None) -> Finished:
-        lined = isinstance(data, bytes)
-        process = Program(
-            self._exec(["sh", "-c", _RUN_LINE] if lined else ["sh", "-c", _RUN, "sh", *argv]),
-            env=environment(),
-            stdin=subprocess.PIPE if isinstance(data, bytes) else data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        with process:
-            self._keep(process)
-            try:
-                out, errors = process.communicate(_line(argv) + data if isinstance(data, bytes) else None, timeout)
-            except BaseException as exc:
-                process.kill()
-                if isinstance(exc, subprocess.TimeoutExpired):
-                    raise subprocess.TimeoutExpired(list(argv), exc.timeout) from None
-                raise
-        err = errors.decode("utf-8", "replace")
+        if isinstance(data, bytes):
+            process = self._keep(Program(self._exec("sh", "-c", _RUN_LINE), environment()))
+            out, err = process.finish(argv, _line(argv) + data, timeout)
+        else:
+            process = self._keep(Program(self._exec("sh", "-c", _RUN, "sh", *argv), environment(), data))
+            out, err = process.finish(argv, None, timeout)
         found = list(re.finditer(rf"\n{_MARK}(\d+)\n", err))
         if not found:
             self._said = err.strip()
@@ -189,8 +167,7 @@ class PodShell:
 
     def _lost(self, program: str, said: str) -> Exception:
         """Why a command did not come to its end: kubectl could not start it, or the stream was cut."""
-        names = {"where": self._kubectl.where, "namespace": self._target.namespace, "contexts": "", "context": ""}
-        error = refusal(f"running {program} in {self.name}", said, names)
+        error = self._kubectl.refused(f"running {program} in {self.name}", said)
         if error.kind in ("credentials", "permission", "missing"):
             return error
         if 'exec: "sh"' in said or "no such file" in said:

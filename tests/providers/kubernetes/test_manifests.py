@@ -12,27 +12,13 @@ import yaml
 import skyward as sky
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.providers.kubernetes.manifests import Wish, job, job_name, label, role, secret
+from skyward.providers.kubernetes.manifests import job, job_name, label, role, secret
 from tests.support.kubernetes import VERSIONS, problems
 
 
-def made(spec: Spec | None = None, minor: int = 37, **changes: Any) -> dict[str, Any]:
-    wanted = spec or Spec()
-    told: dict[str, Any] = {
-        "pool": "train-1a2b",
-        "owner": "me",
-        "expires": 2000.0,
-        "count": 4,
-        "image": "python:3.11-slim",
-        "labels": {},
-        "tolerations": [],
-        "queue": None,
-        "template": {},
-        "joins": False,
-        "patience": 900.0,
-        **changes,
-    }
-    return job(Wish(**told), wanted, minor, 1000.0)
+def made(spec: Spec | None = None, minor: int = 37, joins: bool = False, **settings: Any) -> dict[str, Any]:
+    site = sky.Kubernetes(**{"image": "python:3.11-slim", **settings})
+    return job(site, spec or Spec(ttl=1000), "train-1a2b", 4, joins, minor, {"skyward/owner": "me"})
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -41,7 +27,7 @@ def test_everything_fits_the_schemas_that_kubernetes_publishes(version: str, joi
     spec = Spec(vcpus=4, memory_gb=16, accelerator="A100:2", architecture="x86_64")
     tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     minor = int(version.partition(".")[2])
-    whole = made(spec, minor, joins=joins, queue="team", labels={"disk": "ssd"}, tolerations=tolerations)
+    whole = made(spec, minor, joins=joins, queue="team", node_selector={"disk": "ssd"}, tolerations=tolerations)
     assert problems(whole, version) == []
     assert problems(secret("train-1a2b", "uid", "pod.py", "text"), version) == []
 
@@ -98,7 +84,12 @@ def test_a_template_adds_to_what_is_there() -> None:
     assert pod["spec"]["securityContext"]["runAsUser"] == 5000
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert [container["name"] for container in pod["spec"]["containers"]] == ["skyward", "sidecar"]
-    assert {entry["name"] for entry in pod["spec"]["containers"][0]["env"]} == {"HOME", "SKYWARD_NOTICE", "HF_HOME"}
+    assert {entry["name"] for entry in pod["spec"]["containers"][0]["env"]} == {
+        "HOME",
+        "SKYWARD_NOTICE",
+        "SKYWARD_NAME",
+        "HF_HOME",
+    }
     assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["program", "home", "shm", "data"]
 
 

@@ -210,7 +210,7 @@ def test_closing_after_the_head_has_ended_is_no_error_and_leaves_no_ledger(
 
 def test_the_receipt_names_the_job_that_ray_has_ended(unheard: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jobs, "listed", lambda self: [])
-    monkeypatch.setattr(Jobs, "stop", lambda self, id, seconds: None)
+    monkeypatch.setattr(Jobs, "stop", lambda self, id: "")
     assert Opened(ledger=unheard).held.close(quiet) == "Ray has ended job skyward-p-1 of pool p."
 
 

@@ -356,7 +356,8 @@ class Pod:
             source = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             labelled = source.partition("['")[2].rstrip("']")
             known = {**self._pod["metadata"].get("annotations", {}), **self._pod["metadata"].get("labels", {})}
-            found[entry["name"]] = known.get(labelled, "") if labelled else entry.get("value", "")
+            value = self.name if source == "metadata.name" else entry.get("value", "")
+            found[entry["name"]] = known.get(labelled, "") if labelled else value
         return found
 
     async def _tell(self, phase: str, state: dict[str, Any]) -> None:

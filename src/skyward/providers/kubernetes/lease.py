@@ -7,64 +7,40 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from skyward.api import provider
-from skyward.api.provider import Lease, Machine, Provider, Report
+from skyward.api.provider import Lease, Machine, Provider, Receipt, Report
 from skyward.api.shell import PodTarget
 from skyward.api.spec import Spec
 from skyward.errors import BootstrapError, NoPlace, NotGivenBack, SkywardError
 from skyward.machines import asking
-from skyward.machines.asking import pauses
+from skyward.machines.asking import Waiting, ended, pauses
 from skyward.machines.ledger import Ledger, given_back
 from skyward.providers.kubernetes.manifests import job_name, selector
 from skyward.providers.kubernetes.states import JobState, PodState, last_event, parse
+from skyward.setup.joined.members import JoinedMachine
 from skyward.setup.kubectl import Kubectl, KubernetesRefused
 
 if TYPE_CHECKING:
     from skyward.setup.joined.arrivals import Arrivals
 
-__all__ = ["PodLease", "PodMachine", "Receipt", "end", "listed"]
+__all__ = ["PodLease", "PodMachine", "end", "listed"]
 
 _T = TypeVar("_T")
 _SILENCE = 90.0  # as long as the cluster may not answer
-_ENDING = 180.0
-_REPORTED = 10.0
+_ENDING, _REPORTED = 180.0, 10.0
 _UNPULLED = 90.0  # an image that is not pulled for so long will not be
+_PULLING = "Check sky.Kubernetes(image=...), and whether the cluster may pull it: imagePullSecrets in template=."
 _CERTAIN = 2.0  # what a lost call may have made is there by then
 
 
 @dataclass(frozen=True)
-class PodMachine(Machine):
-    reason: str = ""
-    """Why it is not the pool's any more."""
-
-    @property
-    def preemptible(self) -> bool:
-        """A cluster may take a pod away at any time, and starts another one in its place."""
-        return True
-
-    @property
-    def gone(self) -> str:
-        return self.reason
-
+class PodMachine(JoinedMachine):
     @property
     def shell_command(self) -> str:
-        pod = self.pod
-        return "" if pod is None else Kubectl(pod.namespace, pod.context).shown("exec", "-it", pod.pod, "--", "sh")
-
-
-@dataclass(frozen=True)
-class Receipt(provider.Receipt):
-    """Which Job a pool had: it is deleted, and all of its pods are gone."""
-
-    job: str
-    namespace: str
-    where: str
-
-    def __str__(self) -> str:
-        place = f"in the namespace {self.namespace} of {self.where}"
-        return f"the Job {self.job} of pool {self.pool} {place} is deleted, with its Secret and its pods."
+        pod, shell = self.pod, ("--", "sh")
+        return " ".join(Kubectl(pod.namespace, pod.context).words("exec", "-it", pod.pod, *shell)) if pod else ""
 
 
 def listed(kubectl: Kubectl, pool: str | None = None) -> tuple[list[JobState], list[PodState]]:
@@ -102,21 +78,28 @@ class PodLease(Lease):
             with self._lock_pods:
                 self._awaited -= count
 
-    def wait(self, count: int, timeout: float, report: Report, least: int | None = None) -> tuple[PodMachine, ...]:
+    def wait(self, count: int, timeout: float, report: Report, least: int | None = None) -> Sequence[PodMachine]:
         """`count` pods that run, or after `timeout` seconds `least`; an error says what they wait for."""
-        deadline = time.monotonic() + timeout
-        watch = _Watch(self._kubectl, self.pool, self._name, report)
-        if self.arrivals is not None:
-            return self._joined(self.arrivals, count, deadline, watch, least)
+        deadline, waiting, unpulled = time.monotonic() + timeout, Waiting(timeout, report), 0.0
         for pause in pauses():
-            pods, late = watch.look(), time.monotonic() > deadline
+            pods, late = self._pods(report), waiting.over
             with self._lock_pods:
                 ours = [pod for pod in pods if pod.name not in self._given and not pod.leaves]
                 fresh = [pod for pod in ours if pod.runs][:count]
-                if len(fresh) == count or (late and least is not None and len(fresh) >= least):
+                if enough := len(fresh) == count or (late and least is not None and len(fresh) >= least):
                     self._given.update(pod.name for pod in fresh)
-                    return tuple(map(self._machine, fresh))
-            watch.check(ours, f"{len(fresh)} of {count} pods run", timeout if late else None)
+            if enough:
+                return (
+                    self._joined(len(fresh), deadline, report, least) if self.arrivals else [*map(self._machine, fresh)]
+                )
+            text = self._reason(ours)
+            unpulled = (unpulled or time.monotonic()) if any(pod.unpulled for pod in ours) else 0.0
+            if unpulled and time.monotonic() - unpulled > _UNPULLED:
+                raise BootstrapError("waiting for pods", f"{text}. {_PULLING}")
+            progress = f"{len(fresh)} of {count} pods run" + (f", waiting: {text}" if text else "")
+            place = f"the namespace {self._kubectl.namespace} of {self._kubectl.where} has not given them"
+            told = f"{progress}. Ask for less, or give provision_timeout= more seconds"
+            waiting.tell(progress, partial(NoPlace, f"{place} within {timeout:g} seconds", [told]))
             time.sleep(pause)
         raise AssertionError("pauses do not end")
 
@@ -129,10 +112,10 @@ class PodLease(Lease):
                 return f"the Job {self._name} does not exist any more: somebody has deleted it"
             if machine.id not in known:
                 return f"pod {machine.id} does not exist any more"
-            arrivals, joined = self.arrivals, machine.joined
-            return known[machine.id].ended or ("" if not arrivals or not joined else arrivals.gone(joined.place))
+            left = self.arrivals.gone(machine.joined.place) if self.arrivals and machine.joined else ""
+            return known[machine.id].ended or left
 
-        return [replace(m, reason=reason(m)) if isinstance(m, PodMachine) and not m.reason else m for m in machines]
+        return [replace(m, left=reason(m)) if isinstance(m, PodMachine) and not m.left else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         """Ends single pods: that with the highest number by making the Job smaller, so that none takes its place."""
@@ -169,8 +152,7 @@ class PodLease(Lease):
         """Makes the Job larger if it will not start so many pods by itself, in place of those that are lost."""
         with self._lock_pods:
             jobs, pods = listed(self._kubectl, self.pool)
-            if not jobs or jobs[0].over:
-                raise _deleted(self._name, jobs)
+            self._check(jobs)
             active = {pod.index for pod in pods if not pod.leaves and pod.name in self._given}
             coming = max(0, jobs[0].count - len(active) - jobs[0].succeeded - self._awaited)
             if coming < count:
@@ -181,73 +163,43 @@ class PodLease(Lease):
         target = PodTarget(pod.name, self._kubectl.namespace, self._kubectl.context)
         return PodMachine(pod.name, pod.address, pod=target)
 
-    def _joined(
-        self, arrivals: Arrivals, count: int, deadline: float, watch: _Watch, least: int | None
-    ) -> tuple[PodMachine, ...]:
-        """The same where pods connect to us: Kubernetes is asked now and then why they do not."""
-        looks, next_look = pauses(), 0.0
+    def _joined(self, count: int, deadline: float, report: Report, least: int | None) -> list[PodMachine]:
+        """Those of the pods that run which have connected to us; their name is that of the pod."""
+        assert self.arrivals is not None
 
         def failed() -> None:
-            nonlocal next_look
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + next(looks)
-                waiting = [pod for pod in watch.look() if not pod.runs and not pod.leaves]
-                if waiting:
-                    watch.check(waiting, f"{len(waiting)} pods do not run yet", None)
+            self._pods(report)  # raises if no others will come
 
-        machines = arrivals.wait(arrivals.vacant(count), deadline, watch.report, failed, least)
-        pods = {pod.index: pod.name for pod in watch.look() if pod.runs}
-        targets = [machine.joined for machine in machines if machine.joined is not None]
-        made = tuple(PodMachine(pods.get(target.place, target.name), joined=target) for target in targets)
+        machines = self.arrivals.wait(self.arrivals.vacant(count), deadline, report, failed, least)
+        made = [PodMachine(m.joined.name, joined=m.joined) for m in machines if m.joined is not None]
         with self._lock_pods:
             self._given.update(machine.id for machine in made)
         return made
 
-
-class _Watch:
-    """One wait for pods: what is asked, what was told, and since when there is no hope."""
-
-    def __init__(self, kubectl: Kubectl, pool: str, name: str, report: Report) -> None:
-        self._kubectl, self._pool, self._name, self.report = kubectl, pool, name, report
-        self._unpulled: float | None = None
-
-    def look(self) -> list[PodState]:
-        jobs, pods = _answered(lambda: listed(self._kubectl, self._pool), self.report, "the Job stays as it is")
-        if not jobs or jobs[0].over:
-            raise _deleted(self._name, jobs)
+    def _pods(self, report: Report) -> list[PodState]:
+        jobs, pods = _answered(lambda: listed(self._kubectl, self.pool), report, "the Job stays as it is")
+        self._check(jobs)
         return pods
 
-    def check(self, waiting: Sequence[PodState], progress: str, over: float | None) -> None:
-        """Tells what pods wait for; an error if that is without effect, or after `over` seconds."""
-        if why := next((pod.hopeless for pod in waiting if pod.hopeless), ""):
-            raise BootstrapError("waiting for pods", f"a pod of the Job {self._name} will never run: {why}.")
-        unpulled = next((pod.unpulled for pod in waiting if pod.unpulled), "")
-        self._unpulled = (self._unpulled or time.monotonic()) if unpulled else None
-        if self._unpulled is not None and time.monotonic() - self._unpulled > _UNPULLED:
-            advice = (
-                "Check sky.Kubernetes(image=...), and whether the cluster may pull it: imagePullSecrets in template="
-            )
-            raise BootstrapError("waiting for pods", f"{unpulled}. {advice}.")
-        text = next((pod.waits for pod in waiting if pod.waits), "")
-        if not waiting:
-            text = self._refused()
-        elif "volumes" in text and (more := last_event(self._events("Pod", waiting[0].name))):
-            text = f"{text} ({more})"
-        if over is not None:
-            place = f"the namespace {self._kubectl.namespace} of {self._kubectl.where}"
-            told = f"{progress}; {text or 'the cluster does not say what they wait for'}"
-            advice = "Ask for less, or give provision_timeout= more seconds"
-            raise NoPlace(f"{place} has not given them within {over:g} seconds", [f"{told}. {advice}"])
-        self.report(f"{progress}, waiting: {text}" if text else progress)
+    def _check(self, jobs: Sequence[JobState]) -> None:
+        if not jobs or jobs[0].over:
+            why = f"has ended: {jobs[0].over}" if jobs else "does not exist any more: somebody has deleted it"
+            raise SkywardError(f"the Job {self._name} {why}. The pool gets no other pods.")
 
-    def _refused(self) -> str:
-        """Why there are no pods at all: quota, admission, a queue."""
-        text = last_event(self._events("Job", self._name), "FailedCreate", "Suspended", "Pending")
-        if "violates PodSecurity" in text or "denied the request" in text:
-            what = f"the cluster's rules do not allow the pods of the Job {self._name}: {text}"
-            advice = "What they ask for goes into sky.Kubernetes(template=...)"
-            raise BootstrapError("waiting for pods", f"{what}. {advice}.")
-        return text
+    def _reason(self, pods: Sequence[PodState]) -> str:
+        """What pods wait for; without pods, why there are none: quota, admission, a queue."""
+        if why := next((pod.waits for pod in pods if pod.hopeless), ""):
+            raise BootstrapError("waiting for pods", f"a pod of the Job {self._name} will never run: {why}.")
+        if not pods:
+            text = last_event(self._events("Job", self._name), "FailedCreate", "Suspended", "Pending")
+            if "violates PodSecurity" in text or "denied the request" in text:
+                raise BootstrapError(
+                    "waiting for pods", str(self._kubectl.refused(f"pods of the Job {self._name}", text))
+                )
+            return text
+        text = next((pod.waits for pod in pods if pod.waits), "")
+        more = last_event(self._events("Pod", pods[0].name)) if "volumes" in text else ""
+        return f"{text} ({more})" if more else text
 
     def _events(self, kind: str, name: str) -> list[dict[str, object]]:
         fields = f"--field-selector=involvedObject.kind={kind},involvedObject.name={name}"
@@ -257,32 +209,25 @@ class _Watch:
             return []  # a right that helps, and is not needed
 
 
-def _deleted(name: str, jobs: Sequence[JobState]) -> SkywardError:
-    why = f"has ended: {jobs[0].over}" if jobs else "does not exist any more: somebody has deleted it"
-    return SkywardError(f"the Job {name} {why}. The pool gets no other pods.")
-
-
 def end(kubectl: Kubectl, pool: str, ledger: Ledger | None, report: Report) -> Receipt | None:
     """Deletes the Job of a pool and waits until nothing of it is left."""
-    began, name, place = time.monotonic(), job_name(pool), f"the namespace {kubectl.namespace}"
+    name, place = job_name(pool), f"the namespace {kubectl.namespace}"
     uncertain = ledger is not None and bool(ledger.history.unanswered)
     had = ledger is not None and bool(ledger.history.made("job"))
     delete = ("delete", "job", name, "--ignore-not-found", "--wait=false", "--cascade=background")
+
+    def left(waited: float) -> list[str]:
+        nonlocal had
+        jobs, pods = _answered(lambda: listed(kubectl, pool), report, "the Job has to be deleted")
+        had = had or bool(jobs or pods)
+        if jobs:
+            _answered(lambda: kubectl.run(f"deleting the Job {name}", *delete), report, "it is deleted")
+        found = [f"Job {job.name}" for job in jobs] + [f"pod {pod.name} on {pod.node or '-'}" for pod in pods]
+        return found or ([f"Job {name}, which may have been made"] if uncertain and waited < _CERTAIN else [])
+
     try:
-        for pause in pauses():
-            jobs, pods = _answered(lambda: listed(kubectl, pool), report, "the Job has to be deleted")
-            waited, had = time.monotonic() - began, had or bool(jobs or pods)
-            if not jobs and not pods and not (uncertain and waited < _CERTAIN):
-                return Receipt(pool, job=name, namespace=kubectl.namespace, where=kubectl.where) if had else None
-            if jobs:
-                _answered(lambda: kubectl.run(f"deleting the Job {name}", *delete), report, "it is deleted")
-            if waited > _ENDING:
-                left = [f"Job {job.name}" for job in jobs] + [f"pod {pod.name} on {pod.node or '-'}" for pod in pods]
-                text = f"Kubernetes was told so {waited:.0f} s ago; a node that does not answer may hold them."
-                raise NotGivenBack(pool, place, left, 0.0, text)
-            if waited > _REPORTED:
-                report(f"waiting for Kubernetes to end {', '.join(pod.name for pod in pods) or name}")
-            time.sleep(pause)
+        ended(pool, place, left, _ENDING, _REPORTED, report)
     except KubernetesRefused as exc:
         raise NotGivenBack(pool, place, [f"Job {name}"], 0.0, f"Kubernetes was asked: {exc}") from exc
-    raise AssertionError("pauses do not end")
+    text = f"the Job {name} of pool {pool} in {place} of {kubectl.where} is deleted, with its Secret and its pods."
+    return Receipt(pool, text=text) if had else None

@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 from skyward.setup.pods import CONTAINER, PROGRAM
 
-__all__ = [
-    "EXPIRES",
-    "OWNER",
-    "POOL",
-    "Wish",
-    "job",
-    "job_name",
-    "label",
-    "rights",
-    "role",
-    "secret",
-    "selector",
-    "sized",
-]
+if TYPE_CHECKING:
+    from skyward.providers.kubernetes.provider import Kubernetes
+
+__all__ = ["EXPIRES", "OWNER", "POOL", "job", "job_name", "label", "rights", "role", "secret", "selector", "sized"]
 
 POOL, OWNER, EXPIRES = "skyward/pool", "skyward/owner", "skyward/expires"
 """What the things of a pool say of themselves; the pool as a label, the others as annotations."""
@@ -47,26 +36,6 @@ _RESTRICTED = {
     **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000),
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a pool asks for: who wants it until when, how many pods, and what each is."""
-
-    pool: str
-    owner: str
-    expires: float
-    count: int
-    image: str
-    labels: Mapping[str, str]
-    tolerations: Sequence[Mapping[str, Any]]
-    queue: str | None
-    template: Mapping[str, Any]
-    joins: bool
-    """Whether pods connect to the client, instead of being reached by `kubectl exec`."""
-    patience: float
-    """How long a pod waits for the client."""
-    gpus: str = "nvidia.com/gpu"
 
 
 def label(pool: str) -> str:
@@ -102,46 +71,52 @@ def _mebibytes(gigabytes: float) -> str:
     return f"{math.ceil(gigabytes * 1e9 / (1 << 20))}Mi"
 
 
-def job(wish: Wish, spec: Spec, minor: int, now: float) -> dict[str, Any]:
-    """The Job, suspended: its pods start when their Secret is there. The cluster has the version 1.`minor`."""
-    name, labels = job_name(wish.pool), {**_MANAGED, POOL: label(wish.pool)}
-    annotations = {POOL: wish.pool, OWNER: wish.owner, EXPIRES: f"{wish.expires:.0f}"}
+def job(
+    site: Kubernetes, spec: Spec, pool: str, count: int, joins: bool, minor: int, notes: Mapping[str, str]
+) -> dict[str, Any]:
+    """The Job, suspended: its pods start when their Secret is there. The cluster has the version 1.`minor`.
+
+    If it `joins`, its pods connect to the client, instead of being reached by `kubectl exec`.
+    """
+    name, labels = job_name(pool), {**_MANAGED, POOL: label(pool)}
     taken_away = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     details: dict[str, Any] = {
         "completionMode": "Indexed",
-        "completions": wish.count,
-        "parallelism": wish.count,
+        "completions": count,
+        "parallelism": count,
         "suspend": True,
-        "activeDeadlineSeconds": max(60, math.ceil(wish.expires - now)),
+        "activeDeadlineSeconds": max(60, math.ceil(spec.ttl)),
         "ttlSecondsAfterFinished": _KEPT,
         "podFailurePolicy": {"rules": [taken_away]},
-        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(wish, spec, name)},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(site, spec, name, joins)},
     }
     if minor >= _PER_INDEX:
         details |= {"backoffLimitPerIndex": _FAILURES, "podReplacementPolicy": "Failed"}
     else:
-        details["backoffLimit"] = _FAILURES * wish.count
-    labels |= {} if wish.queue is None else {_QUEUE: wish.queue}
-    metadata = {"name": name, "labels": labels, "annotations": annotations}
-    return _with_template(
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": details}, wish.template
-    )
+        details["backoffLimit"] = _FAILURES * count
+    labels |= {} if site.queue is None else {_QUEUE: site.queue}
+    metadata = {"name": name, "labels": labels, "annotations": {POOL: pool, **notes}}
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": details}
+    return _with_template(made, _value(site.template) or {})
 
 
-def _pod(wish: Wish, spec: Spec, name: str) -> dict[str, Any]:
+def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]:
     shm = {"medium": "Memory"} | ({} if spec.memory_gb is None else {"sizeLimit": _mebibytes(spec.memory_gb / 2)})
     folder = PROGRAM.rpartition("/")[0]
-    command = ["python3", PROGRAM, "stay", f"{wish.patience:g}", str(_GRACE)]
-    if wish.joins:  # the program refuses a file that a group can read, as a Secret's is
+    command = ["python3", PROGRAM, "stay", f"{site.lease:g}", str(_GRACE)]
+    if joins:  # the program refuses a file that a group can read, as a Secret's is
         command = ["sh", "-c", f"umask 077; mkdir -p ~ && cp -f {folder}/join.py ~ && exec python3 ~/join.py"]
-    labels = dict(wish.labels)
-    labels |= {} if spec.architecture is None else {"kubernetes.io/arch": _ARCHITECTURES[spec.architecture]}
+    labels = {} if spec.architecture is None else {"kubernetes.io/arch": _ARCHITECTURES[spec.architecture]}
     container = {
         "name": CONTAINER,
-        "image": wish.image,
+        "image": site.image,
         "command": command,
-        "env": [{"name": "HOME", "value": _HOME}, {"name": "SKYWARD_NOTICE", "value": "/tmp/skyward-notice"}],
-        "resources": {"limits": sized(spec, wish.gpus)},
+        "env": [
+            {"name": "HOME", "value": _HOME},
+            {"name": "SKYWARD_NOTICE", "value": "/tmp/skyward-notice"},
+            {"name": "SKYWARD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ],
+        "resources": {"limits": sized(spec, site.gpus)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": "program", "mountPath": folder, "readOnly": True},
@@ -149,11 +124,15 @@ def _pod(wish: Wish, spec: Spec, name: str) -> dict[str, Any]:
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
-    made: dict[str, Any] = {
+    return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # what takes care of processes whose parents have ended; node/pod.py does so itself
+        "shareProcessNamespace": joins,
+        "nodeSelector": labels | (_value(site.node_selector) or {}),
+        "tolerations": _value(site.tolerations) or [],
         "securityContext": _RESTRICTED,
         "containers": [container],
         "volumes": [
@@ -162,10 +141,11 @@ def _pod(wish: Wish, spec: Spec, name: str) -> dict[str, Any]:
             {"name": "shm", "emptyDir": shm},
         ],
     }
-    # what takes care of processes whose parents have ended; node/pod.py does so itself
-    made |= {"shareProcessNamespace": True} if wish.joins else {}
-    made |= {"nodeSelector": labels} if labels else {}
-    return made | ({"tolerations": [dict(item) for item in wish.tolerations]} if wish.tolerations else {})
+
+
+def _value(setting: object) -> Any:
+    """A setting as it was given: the provider keeps it as JSON."""
+    return json.loads(setting) if isinstance(setting, str) else setting
 
 
 def secret(pool: str, uid: str, file: str, content: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from skyward.machines.ledger import Ledger, given_back
 from skyward.node import join_notice
 from skyward.node import pod as pod_program
 from skyward.providers.kubernetes.lease import PodLease, end, listed
-from skyward.providers.kubernetes.manifests import Wish, job, rights, role, secret
+from skyward.providers.kubernetes.manifests import EXPIRES, OWNER, job, rights, role, secret
 from skyward.providers.kubernetes.states import node_offers
 from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, in_pod
 
@@ -118,8 +118,9 @@ class Kubernetes(Provider):
         kubectl = self._kubectl()
         joins = not _may_execute(kubectl) or in_pod()
         expires = time.time() + spec.ttl
-        wish = self._wish(kubectl, spec, pool, expires, count, joins)
-        made = job(wish, spec, minor_version(kubectl), time.time())
+        notes = {OWNER: _user(kubectl), EXPIRES: f"{expires:.0f}"}
+        site, minor = self._resolved(kubectl, spec), minor_version(kubectl)
+        made = job(site, spec, pool, count, joins, minor, notes)
         place = {"context": kubectl.context, "namespace": kubectl.namespace}
         ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, **place})
         lease = PodLease(self, pool, ledger, kubectl)
@@ -136,7 +137,7 @@ class Kubernetes(Provider):
             kubectl.create("making the Secret", secret(pool, uid, file, content))
             if self.queue is None:
                 lease.resume()
-            lease.machines = lease.wait(count, timeout, report, spec.min_nodes)
+            lease.machines = tuple(lease.wait(count, timeout, report, spec.min_nodes))
             return lease
         except BaseException:
             lease.close(lambda text: None)
@@ -173,20 +174,17 @@ class Kubernetes(Provider):
     def _kubectl(self) -> Kubectl:
         return Kubectl.find(self.context, self.namespace)
 
-    def _wish(self, kubectl: Kubectl, spec: Spec, pool: str, expires: float, count: int, joins: bool) -> Wish:
+    def _resolved(self, kubectl: Kubectl, spec: Spec) -> Kubernetes:
+        """The same with what was left open, and with what a file says."""
         usual = [{"key": self.gpus, "operator": "Exists", "effect": "NoSchedule"}] if spec.accelerator else []
-        tolerations = usual if self.tolerations is None else json.loads(cast(str, self.tolerations))
+        tolerations = usual if self.tolerations is None else self.tolerations
         image = self.image or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-        labels = json.loads(cast(str, self.node_selector or "{}"))
-        site = (labels, tolerations, self.queue, self._template(kubectl))
-        return Wish(pool, _user(kubectl), expires, count, image, *site, joins, self.lease, self.gpus)
+        return replace(self, image=image, tolerations=tolerations, template=self._template(kubectl))
 
-    def _template(self, kubectl: Kubectl) -> dict[str, Any]:
-        if self.template is None:
-            return {}
-        path = os.path.expanduser(cast(str, self.template))
+    def _template(self, kubectl: Kubectl) -> Mapping[str, Any] | str:
+        path = os.path.expanduser(cast(str, self.template or "{}"))
         if path.startswith("{"):
-            return json.loads(path)
+            return path
         if not os.path.isfile(path):
             raise InvalidArgument(f"template={path!r}: there is no such file.")
         # kubectl reads YAML, so nothing else has to

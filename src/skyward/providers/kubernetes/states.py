@@ -37,18 +37,12 @@ class PodState:
     phase: str
     node: str = ""
     address: str = ""
-    runs: bool = False
-    """Whether its container runs, and nobody has told it to end."""
-    leaves: bool = False
-    """Whether it is over, or told to end."""
-    waits: str = ""
-    """What it waits for, as far as it says."""
-    hopeless: str = ""
-    """Why it will never run."""
-    unpulled: str = ""
-    """Why its image is not pulled; which may pass."""
-    ended: str = ""
-    """What became of it."""
+    runs: bool = False  # its container does, and nobody has told it to end
+    leaves: bool = False  # it is over, or told to end
+    waits: str = ""  # what it waits for, as far as it says
+    hopeless: bool = False  # that will not change by waiting
+    unpulled: bool = False  # it waits for its image, which may pass
+    ended: str = ""  # what became of it
 
 
 @dataclass(frozen=True)
@@ -61,8 +55,7 @@ class JobState:
     expires: float | None
     count: int
     succeeded: int
-    over: str = ""
-    """Why it is over."""
+    over: str = ""  # why it is
 
 
 def parse(items: Iterable[Mapping[str, Any]]) -> tuple[list[JobState], list[PodState]]:
@@ -106,8 +99,8 @@ def _pod(item: Mapping[str, Any]) -> PodState:
     number = str(metadata.get("annotations", {}).get(_INDEX) or labels.get(_INDEX, ""))
     phase, ending, nothing = status.get("phase", "Pending"), "deletionTimestamp" in metadata, dict[str, Any]()
     own = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER), nothing)
-    waits, hopeless, unpulled = _waiting(spec, status) if phase == "Pending" else ("", "", "")
     leaves = ending or phase in ("Succeeded", "Failed")
+    waits, reason = _waiting(spec, status) if phase == "Pending" else ("", "")
     return PodState(
         metadata["name"],
         labels.get(POOL, ""),
@@ -118,31 +111,30 @@ def _pod(item: Mapping[str, Any]) -> PodState:
         phase == "Running" and "running" in own.get("state", {}) and not ending,
         leaves,
         waits,
-        hopeless,
-        unpulled,
+        reason in _HOPELESS,
+        reason in _NOT_PULLED,
         _why_ended(f"pod {metadata['name']}", status, own, ending) if leaves else "",
     )
 
 
-def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What a pending pod waits for; why it will never run; why its image is not there."""
+def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
+    """What a pending pod waits for, in words; the reason of its container, if that is it."""
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and not _holds(condition):
             if condition.get("reason") == "SchedulingGated":
-                return "a scheduling gate of the cluster holds it", "", ""
-            return f"no node has room: {condition.get('message', 'the scheduler does not say why')}", "", ""
+                return "a scheduling gate of the cluster holds it", ""
+            return f"no node has room: {condition.get('message', 'the scheduler does not say why')}", ""
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         waiting: Mapping[str, str] = container.get("state", {}).get("waiting", {})
         reason = waiting.get("reason", "")
         message = waiting.get("message") or reason
         if reason in _NOT_PULLED:
-            text = f"the image {container.get('image', '')} cannot be pulled: {message}"
-            return text, "", text
+            return f"the image {container.get('image', '')} cannot be pulled: {message}", reason
         if reason in _HOPELESS:
-            return reason, f"{reason}: {message}", ""
+            return f"{reason}: {message}", reason
     if spec.get("nodeName"):
-        return f"node {spec['nodeName']} pulls its image and prepares its volumes", "", ""
-    return "the scheduler has not looked at it yet", "", ""
+        return f"node {spec['nodeName']} pulls its image and prepares its volumes", ""
+    return "the scheduler has not looked at it yet", ""
 
 
 def _why_ended(pod: str, status: Mapping[str, Any], container: Mapping[str, Any], ending: bool) -> str:

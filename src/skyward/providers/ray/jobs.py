@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -152,17 +151,15 @@ class Jobs:
         ours = [job for job in found if job.get("submission_id") and "skyward" in (job.get("metadata") or {})]
         return [job for job in ours if job.get("status") not in ENDED]
 
-    def stop(self, id: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def stop(self, id: str) -> str:
+        """Has Ray end a job; its state as long as it has not ended."""
         try:
             self._ask("POST", f"/api/jobs/{quote(id)}/stop", "stopping the job")
         except RayRefused as exc:
             if exc.code not in ("400", "404"):
                 raise
-        while (job := self.job(id)) is not None and job["status"] not in ENDED:
-            if time.monotonic() > deadline:
-                raise RayRefused("stopping the job", "", f"{id} is still {job['status']}", self.url)
-            time.sleep(0.1)
+        job = self.job(id)
+        return "" if job is None or job["status"] in ENDED else str(job["status"])
 
     def _json(self, method: str, path: str, action: str, kind: type) -> Any:
         try:
@@ -221,8 +218,6 @@ class Driver(Protocol):
 
     def ended(self) -> str: ...
 
-    def stop(self, seconds: float) -> None: ...
-
 
 @dataclass(frozen=True)
 class JobDriver:
@@ -246,9 +241,6 @@ class JobDriver:
         if job["status"] not in ENDED:
             return ""
         return _words(f"the job {self.id} is {job['status']}", str(job.get("message", "")), self.jobs.log(self.id))
-
-    def stop(self, seconds: float) -> None:
-        self.jobs.stop(self.id, seconds)
 
 
 class BesideDriver:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import check_pairs, check_port, corrects
 from skyward.errors import BootstrapError, InvalidArgument, NotGivenBack, SkywardError
+from skyward.machines.asking import Waiting, ended
 from skyward.machines.ledger import History, Ledger, given_back, pool_dir, read
 from skyward.node import join_notice
 from skyward.node.check_network import addresses
@@ -39,7 +41,7 @@ from skyward.setup.joined.members import JoinedMachine
 __all__ = ["Ray", "Strategy", "accelerator_types", "demand", "parse_address"]
 
 
-_ENDING = 30.0
+_ENDING, _REPORTED = 30.0, 2.0
 _TOKEN = "ray-token"
 _JOBS_API = ("http://", "https://")
 _HEADLESS = 20.0
@@ -234,8 +236,9 @@ class RayLease(JoinedLease):
                 report("asking Ray")
                 driver = start(numbers[0])
                 self._drivers.append(driver)
-            watch = _Watch(driver, self._where, count, demand, deadline, report, moved)
-            machines = self.arrivals.wait(numbers, deadline, _ignore, watch.look)
+            wish, waiting = f"{count} x ({amounts(demand)})", Waiting(timeout, report)
+            failed = partial(_look, driver, waiting, self._where, count, wish, moved)
+            machines = self.arrivals.wait(numbers, deadline, _ignore, failed)
             with self._lock:
                 for bundle, number in enumerate(numbers):
                     place = self._places.setdefault(number, _Place(driver, bundle))
@@ -330,41 +333,18 @@ class RayLease(JoinedLease):
         return RayMachine(id, machine.private_ip, joined=machine.joined, turn=turn)
 
 
-class _Watch:
-    """Looks at a driver while its machines are waited for: tells the user how far it is, and says when it is over."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        where: str,
-        count: int,
-        demand: Mapping[str, float],
-        deadline: float,
-        report: Report,
-        moved: bool,
-    ) -> None:
-        self._driver, self._where, self._report, self._moved = driver, where, report, moved
-        self._wish = f"{count} x ({amounts(demand)})"
-        self._count, self._deadline, self._told = count, deadline, ""
-
-    def look(self) -> None:
-        """Raises the error that says why nobody will come any more."""
-        found = self._driver.report()
-        if found.infeasible:
-            raise NothingFits(self._wish, self._where, found.nodes)
-        if ended := self._driver.ended():
-            raise SkywardError(f"the nodes on Ray at {self._where} are not available: {found.failed or ended}")
-        if found.hopeless or (found.losses and not self._moved):
-            raise BootstrapError("joining", _not_joined(found.hopeless or next(iter(found.losses.values()))[-1]))
-        text = "waiting for Ray to give another machine" if self._moved else found.progress(self._count, self._wish)
-        over = time.monotonic() > self._deadline
-        if text != self._told:
-            self._told = text
-            self._report(text)
-        if over and found.waiting:
-            raise Busy(self._wish, found.free or found.nodes)
-        if over:
-            raise BootstrapError("joining", f"provision_timeout= is over. Last seen: {text}.")
+def _look(driver: Driver, waiting: Waiting, where: str, count: int, wish: str, moved: bool) -> None:
+    """Looks at a driver while its machines are waited for; raises the error that says why nobody will come any more."""
+    found = driver.report()
+    if found.infeasible:
+        raise NothingFits(wish, where, found.nodes)
+    if ended := driver.ended():
+        raise SkywardError(f"the nodes on Ray at {where} are not available: {found.failed or ended}")
+    if found.hopeless or (found.losses and not moved):
+        raise BootstrapError("joining", _not_joined(found.hopeless or next(iter(found.losses.values()))[-1]))
+    text = "waiting for Ray to give another machine" if moved else found.progress(count, wish)
+    late = BootstrapError("joining", f"provision_timeout= is over. Last seen: {text}.")
+    waiting.tell(text, lambda: Busy(wish, found.free or found.nodes) if found.waiting else late)
 
 
 def _not_joined(why: str) -> str:
@@ -436,11 +416,11 @@ def _stop_jobs(ray: Ray, pool: str, headless: str, report: Report) -> str | None
             jobs = _jobs(ray)
             named = [job["submission_id"] for job in jobs.listed() if job["metadata"]["skyward"] == pool]
             stopped = list(dict.fromkeys([*ids, *named]))
-            for id in stopped:
-                report(f"stopping the job {id}")
-                jobs.stop(id, _ENDING)
-                if ledger is not None:
-                    ledger.gone("job", id)
+
+            def left(waited: float) -> list[str]:
+                return [f"job {id}, {state.lower()}" for id in stopped if (state := jobs.stop(id))]
+
+            ended(pool, f"Ray at {ray.address}", left, _ENDING, _REPORTED, report)
         except RayRefused as exc:
             if not headless or exc.code != REFUSED:
                 raise NotGivenBack(pool, f"Ray at {ray.address}", ids, 0.0, str(exc)) from exc

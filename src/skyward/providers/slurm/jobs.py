@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from skyward.api import provider
-from skyward.api.provider import Leftover, Machine, Report
+from skyward.api.provider import Leftover, Report
 from skyward.api.spec import Spec
-from skyward.errors import BootstrapError, NoPlace, NotGivenBack, SkywardError
+from skyward.errors import BootstrapError, NoPlace, SkywardError
 from skyward.machines import asking
-from skyward.machines.asking import pauses
+from skyward.machines.asking import Waiting, ended, pauses
 from skyward.machines.ledger import usable
 from skyward.providers.slurm.commands import Commands, SlurmRefused
 from skyward.providers.slurm.notices import WARNING
 from skyward.providers.slurm.options import meaning, seconds
+from skyward.setup.joined.members import JoinedMachine
 
 if TYPE_CHECKING:
     from skyward.setup.joined.arrivals import Arrivals
@@ -271,7 +272,7 @@ def _passes(error: Exception) -> bool:
 
 
 def when_started(commands: Commands, id: str, patience: float | None, report: Report) -> Job:
-    began, since, last = time.monotonic(), 0.0, ""
+    began, since, last, waits = time.monotonic(), 0.0, "", Waiting(patience, report)
     for pause in pauses():
         left = None if patience is None else max(0.0, began + patience - time.monotonic())
         kept = f"job {id} keeps its place in the queue"
@@ -290,12 +291,10 @@ def when_started(commands: Commands, id: str, patience: float | None, report: Re
         last = why
         if why and since and now - since >= _CERTAIN:
             raise NoPlace("Slurm has no nodes for this pool", [why.rstrip(".")])
-        if patience is not None and now - began > patience:
-            told = f"job {id} was still {waiting(job, time.time())} after wait={patience:g} seconds"
-            raise NoPlace(
-                "Slurm had no nodes for this pool", [f"{told}. Give sky.Slurm(wait=...) more, or ask for less"]
-            )
-        report(f"job {id} is {waiting(job, time.time())}")
+        text = waiting(job, time.time())
+        told = f"job {id} was still {text} after wait={patience or 0:g} seconds"
+        told += ". Give sky.Slurm(wait=...) more, or ask for less"
+        waits.tell(f"job {id} is {text}", lambda told=told: NoPlace("Slurm had no nodes for this pool", [told]))
         time.sleep(min(pause, 1.0) if why else pause)
     raise AssertionError("pauses do not end")
 
@@ -361,31 +360,29 @@ def end(
     `told`: its nodes were just told to end, so a job may end by itself. `uncertain`: a job may have been submitted of
     which we know nothing yet.
     """
-    began, cancelled, seen = time.monotonic(), dict[str, float](), dict.fromkeys(known)
+    cancelled, seen, rest = dict[str, float](), dict.fromkeys(known), ()
     told_to = "its nodes were asked to end" if told else "it has to end the jobs of the pool"
-    for pause in pauses():
+
+    def left(waited: float) -> list[str]:
+        nonlocal seen, rest
         listing = answered(lambda: jobs_of(commands, pool), _SILENCE, report, told_to)
         jobs = [job for job in listing if not job.over]
         seen |= {job.id: None for job in jobs}
-        waited = time.monotonic() - began
-        if not jobs and not (uncertain and waited < _CERTAIN):
-            return Receipt(pool, tuple(seen)) if seen else None
+        if not jobs:
+            return ["a job that may have been submitted"] if uncertain and waited < _CERTAIN else []
         due = [job for job in jobs if job.waits or not told or waited > _BY_ITSELF]
         due = [job for job in due if job.state not in ENDING and waited - cancelled.get(job.id, -_AGAIN) >= _AGAIN]
         if due:
             cancel(commands, due)
-            cancelled |= {job.id: waited for job in due}
+            cancelled.update({job.id: waited for job in due})
         if waited > _BY_ITSELF and (rest := _only_clean_up(commands, jobs)):
-            return Receipt(pool, tuple(seen), rest)
-        if waited > _ENDING:
-            states = [f"{job.id} is {job.state.lower()}" for job in jobs]
-            states += failed_nodes(commands, [node for job in jobs for node in job.nodes]).values()
-            text = f"Slurm was asked to end its jobs {waited:.0f} s ago: {', '.join(states)}."
-            raise NotGivenBack(pool, "Slurm's queue", [f"job {job.id}" for job in jobs], 0.0, text)
-        if waited > _BY_ITSELF:
-            report(f"waiting for Slurm to end {', '.join(f'job {job.id}' for job in jobs)}")
-        time.sleep(pause)
-    raise AssertionError("pauses do not end")
+            return []
+        names = [f"job {job.id}, {job.state.lower()}" for job in jobs]
+        failed = failed_nodes(commands, [node for job in jobs for node in job.nodes]) if waited > _ENDING else {}
+        return [*names, *failed.values()]
+
+    ended(pool, "Slurm's queue", left, _ENDING, _BY_ITSELF, report)
+    return Receipt(pool, tuple(seen), rest) if seen else None
 
 
 def _only_clean_up(commands: Commands, jobs: Sequence[Job]) -> tuple[str, ...]:
@@ -458,18 +455,9 @@ def _states(commands: Commands, nodes: Sequence[str]) -> list[tuple[str, str, st
 
 
 @dataclass(frozen=True)
-class SlurmMachine(Machine):
+class SlurmMachine(JoinedMachine):
     job: str = ""
     node: str = ""
-    reason: str = ""
-
-    @property
-    def preemptible(self) -> bool:
-        return True
-
-    @property
-    def gone(self) -> str:
-        return self.reason
 
     @property
     def shell_command(self) -> str:

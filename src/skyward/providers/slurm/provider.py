@@ -263,7 +263,7 @@ class SlurmLease(JoinedLease):
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         reasons = why_gone(self._commands, self.arrivals, [m for m in machines if isinstance(m, SlurmMachine)])
-        return [replace(m, reason=reasons[m.id]) if isinstance(m, SlurmMachine) else m for m in machines]
+        return [replace(m, left=reasons[m.id]) if isinstance(m, SlurmMachine) else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         end_machines(self._commands, self.arrivals, [m for m in machines if isinstance(m, SlurmMachine)])

@@ -94,15 +94,7 @@ class SshShell:
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
         """`env` is ignored: every user of the host could read it on the command line."""
         connection = self._connected()
-        pipe = subprocess.PIPE
-        process = Program(
-            connection.session(argv),
-            env=ssh_environment(os.environ),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        process = Program(connection.session(argv), ssh_environment(os.environ), stderr=stderr)
         if connection.noisy:
             self._skip_noise(process)
         return process
@@ -236,23 +228,9 @@ class SshShell:
 
     def _run(self, argv: Sequence[str], data: bytes | IO[bytes], timeout: float | None) -> Finished:
         connection = self._connected()
-        process = subprocess.Popen(
-            connection.session(argv),
-            env=ssh_environment(os.environ),
-            stdin=subprocess.PIPE if isinstance(data, bytes) else data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        with process:
-            try:
-                out, errors = process.communicate(data if isinstance(data, bytes) else None, timeout)
-            except BaseException as exc:
-                process.kill()
-                if isinstance(exc, subprocess.TimeoutExpired):
-                    raise subprocess.TimeoutExpired(list(argv), exc.timeout) from None
-                raise
-        err = errors.decode("utf-8", "replace")
+        given = (subprocess.PIPE, data) if isinstance(data, bytes) else (data, None)
+        process = Program(connection.session(argv), ssh_environment(os.environ), stdin=given[0])
+        out, err = process.finish(argv, given[1], timeout)
         if process.returncode == 255:
             self._check_whole(connection, argv[0], err)
         if connection.noisy:
