@@ -92,12 +92,14 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     from skyward.cli.plan import run_program
     from skyward.errors import InvalidArgument
     from skyward.pool.detached import Program, submit
+    from skyward.pool.program_imports import of_program
     from skyward.pool.run_record import check_free, free_name
 
     if arguments.restarts < 0:
         arguments.error(f"--restarts {arguments.restarts}: expected 0 or more.")
     name = arguments.name or free_name(path.stem)
     check_free(name)
+    imports = of_program(path)
     if line is None:
         pool = make_pool(arguments)
     else:
@@ -111,7 +113,8 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
         pool = stopped[0].pool
     words = [word for name in _OPTIONS for word in _option(name, getattr(arguments, name))]
     title = " ".join([path.name, *arguments.rest])
-    program = Program("skyward", ["run", str(path), *words, "--", *arguments.rest], os.getcwd(), title)
+    argv = ["run", str(path), *words, "--", *arguments.rest]
+    program = Program("skyward", argv, os.getcwd(), title, imports=imports)
     began = time.monotonic()
     record = submit(pool, name, program, restarts=arguments.restarts)
     until = time.strftime(

@@ -23,7 +23,7 @@ from skyward.api.secret import revealed
 from skyward.errors import BootstrapError, InvalidArgument
 from skyward.machines.watchdog import Watchdog
 from skyward.node.orders import RunOrder
-from skyward.pool import run_record
+from skyward.pool import program_imports, run_record
 from skyward.pool.budget_watch import draining
 from skyward.pool.lifetime import OrderlyExit
 from skyward.pool.opening import Steps, attach_console, get_machines, place_nodes
@@ -57,6 +57,10 @@ class Program:
     """What people call it, such as `train.py --epochs 3`."""
     payload: bytes = b""
     """What it reads on its standard input."""
+    imports: Sequence[program_imports.Import] = ()
+    """What it needs on node 0; looked up there before the run is handed over."""
+    path: Sequence[str] = ()
+    """Where it looks for modules beside the environment of node 0."""
 
 
 def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0, hold: float = 0.0) -> RunRecord:
@@ -100,6 +104,7 @@ def _submit(
         choose = pool._choose  # pyright: ignore[reportPrivateUsage]
         context, lease = get_machines(context, candidates, selection, choose, lambda receipt: None, watchdog, steps)
         fleet = place_nodes(context, lease, watchdog, steps)
+        _look_up(context, fleet, program)
         order = _order(context, fleet, record, program, min(deadline, context.ends_at), restarts, hold)
         keeper = fleet.by_node[0].keeper
         assert isinstance(keeper, KeeperClient)
@@ -110,6 +115,13 @@ def _submit(
         if why := keeper.go(time.monotonic() + _ANSWER):
             raise BootstrapError("starting the run's program", f"{why}.")
         record.write("running")
+
+
+def _look_up(context: PoolContext, fleet: Fleet, program: Program) -> None:
+    host = fleet.by_node[0]
+    context.report("looking up what the program imports")
+    for text in program_imports.check(host.keeper.shell, _python(host.env), program.imports, program.path):
+        context.warn(text)
 
 
 def _order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ def detach(
     """
     from skyward.pool.detached import Program, submit
     from skyward.pool.pool import ComputePool
+    from skyward.pool.program_imports import of_function
 
     if isinstance(fn, Compute) or not callable(fn):
         raise InvalidArgument(
@@ -215,6 +217,7 @@ def detach(
     used = ComputePool() if pool is None else pool
     called = getattr(fn, "__name__", "run")
     call = packed(Call(fn, args, kwargs, used.given))
-    program = Program("skyward.pool.run_call", [], os.getcwd(), f"{called}()", call)
+    imports = of_function(pickle.loads(call)[-1], Path.cwd())
+    program = Program("skyward.pool.run_call", [], os.getcwd(), f"{called}()", call, imports, sys.path)
     record = submit(used, name or run_record.free_name(called), program, restarts=restarts)
     return Run(record.name)
