@@ -16,7 +16,7 @@ import pytest
 
 from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
 from skyward.errors import ClockSkew
-from skyward.node.greeting import Refused, checked_greeting
+from skyward.node.settings import Refused, checked_greeting
 from skyward.transport import certificates, frames
 from skyward.transport.frames import FrameReader, encode
 from skyward.transport.link import greet

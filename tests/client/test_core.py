@@ -28,7 +28,7 @@ class _Links:
     def heard(self, number: int) -> float:
         return 100.0
 
-    def abouts(self) -> list[dict[str, Any]]:
+    def greetings(self) -> list[dict[str, Any]]:
         return [{}, {}]
 
 

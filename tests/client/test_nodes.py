@@ -33,7 +33,7 @@ class Links:
     def heard(self, number: int) -> float:
         return self.heard_at[number]
 
-    def abouts(self) -> list[dict[str, Any]]:
+    def greetings(self) -> list[dict[str, Any]]:
         return [{} for _ in self.heard_at]
 
 
@@ -396,6 +396,6 @@ def test_a_pool_is_not_opened_with_a_node_that_is_not_what_was_asked_for() -> No
     error = AcceleratorMismatch("accelerator", "this computer has no GPU; 1 x A100 was asked for", 0)
     bench = Bench(refusal=lambda node, about: error if about else None)
     bench.nodes.check()
-    bench.links.abouts = lambda: [{}, {"gpus": []}]  # type: ignore[method-assign]
+    bench.links.greetings = lambda: [{}, {"gpus": []}]  # type: ignore[method-assign]
     with pytest.raises(AcceleratorMismatch, match="has no GPU"):
         bench.nodes.check()

@@ -82,7 +82,7 @@ def report_and_die(steps: int) -> None:
 
 
 def agents(pool: sky.ComputePool) -> list[int]:
-    return [about["pid"] for about in pool._engine.abouts()]
+    return [about["pid"] for about in pool._engine.greetings()]
 
 
 def keeper(pool: sky.ComputePool) -> psutil.Process:

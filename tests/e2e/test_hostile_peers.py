@@ -29,7 +29,7 @@ def double(x: int) -> int:
 
 def agents(pool: sky.ComputePool) -> list[int]:
     """The process ids of the agents."""
-    return [about["pid"] for about in connections(pool).abouts()]
+    return [about["pid"] for about in connections(pool).greetings()]
 
 
 def connections(pool: sky.ComputePool) -> Any:

@@ -183,10 +183,10 @@ def test_a_ref_outlives_the_process_that_made_it(pool: sky.ComputePool) -> None:
 def test_kept_results_outlive_the_agent_of_any_node(pool: sky.ComputePool) -> None:
     """Nodes of one computer share their files: a node that is started again must not clear those of the others."""
     refs = [*(node_of().keep() @ pool), make(2).keep() >> pool]
-    agents = [about["pid"] for about in pool._engine.abouts()]
+    agents = [about["pid"] for about in pool._engine.greetings()]
     for agent in agents:
         os.kill(agent, signal.SIGKILL)
-    until(lambda: not {about["pid"] for about in pool._engine.abouts()} & set(agents))
+    until(lambda: not {about["pid"] for about in pool._engine.greetings()} & set(agents))
     assert node_of() @ pool == [0, 1]
     assert [ref.get() for ref in refs[:2]] == [0, 1]
     assert total(refs[2]) @ pool == [600_000.0] * 2

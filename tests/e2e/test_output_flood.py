@@ -66,7 +66,7 @@ def resident(pid: int) -> int:
 
 
 def agent(pool: sky.ComputePool) -> int:
-    return pool._engine.abouts()[0]["pid"]
+    return pool._engine.greetings()[0]["pid"]
 
 
 @pytest.fixture

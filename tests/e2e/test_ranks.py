@@ -196,7 +196,7 @@ def test_two_broadcasts_run_in_the_same_order_in_every_rank(pool: sky.ComputePoo
 def test_a_broadcast_with_retries_is_started_again_in_every_rank_when_a_node_is_lost(
     pool: sky.ComputePool, tmp_path: Path
 ) -> None:
-    agent = pool._engine.abouts()[1]["pid"]  # pyright: ignore[reportPrivateUsage]
+    agent = pool._engine.greetings()[1]["pid"]  # pyright: ignore[reportPrivateUsage]
 
     @sky.compute(retries=1)
     def lose() -> tuple[int, int]:

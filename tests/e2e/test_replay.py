@@ -493,7 +493,7 @@ def test_a_call_whose_machine_was_lost_cannot_be_run_again_and_this_is_said(stat
     with sky.ComputePool(console=False, retries=0) as pool:
         future = sleeps() > pool
         until(lambda: "sleeps" in str(pool.stacks()))
-        for greeting in pool._engine.abouts():  # pyright: ignore[reportPrivateUsage]
+        for greeting in pool._engine.greetings():  # pyright: ignore[reportPrivateUsage]
             os.kill(greeting["pid"], signal.SIGKILL)
         error = raised(lambda: future.result(60))
     assert isinstance(error, NodeLost)

@@ -270,7 +270,7 @@ def test_outside_a_pool_the_error_says_what_to_use() -> None:
 def test_a_time_out_holds_while_node_0_is_silent_and_nothing_is_lost_by_it(
     pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, lock, agent = pool.queue("silent"), pool.lock("silent.lock"), pool._engine.abouts()[0]["pid"]
+    queue, lock, agent = pool.queue("silent"), pool.lock("silent.lock"), pool._engine.greetings()[0]["pid"]
     queue.put("before")
     assert queue.get(LONG) == "before"
     monkeypatch.setattr("skyward.node.shared.channel.LATE", 0.1)
@@ -370,7 +370,7 @@ def test_what_waits_ends_with_its_call_its_node_and_its_pool() -> None:
         agent = next(
             child
             for child in psutil.Process(pool._fleet.by_node[0].keeper.pid).children()
-            if child.pid == pool._engine.abouts()[0]["pid"]
+            if child.pid == pool._engine.greetings()[0]["pid"]
         )
         agent.kill()
         thread.join(LONG)

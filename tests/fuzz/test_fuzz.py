@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from skyward.client.output import Lines
 from skyward.errors import BootstrapError
 from skyward.machines import ledger
-from skyward.node.greeting import Refused, checked_greeting
 from skyward.node.protocol import AgentToClient, Run
+from skyward.node.settings import Refused, checked_greeting
 from skyward.providers.aws import notices
 from skyward.setup.keeper_client import _parsed
 from skyward.transport import includes, journal
@@ -221,6 +221,7 @@ def test_any_output_becomes_lines(pieces: list[bytes]) -> None:
 @given(
     st.lists(st.tuples(st.text(max_size=30), st.binary(max_size=2), st.binary(max_size=20)), max_size=4), st.binary()
 )
+@example([("\0\x80", b"", b"")], b"")
 def test_archives_are_unpacked_within_their_directory_or_refused(
     tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes, bytes]], junk: bytes
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from skyward.api.hardware import Gpu
-from skyward.node.greeting import FoundGpu, checked_greeting
+from skyward.node.settings import FoundGpu, checked_greeting
 
 WELCOME = {"incarnation": "x", "received": 0, "session": "s"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skyward.api.info import InstanceInfo, Peer
@@ -99,8 +99,8 @@ def make_engine(world: World) -> Engine:
         def address(self, node: int) -> tuple[str, int] | None:
             return None if world.star else ("node", node)
 
-        def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
-            return Ranks([world.places if about else 0 for about in abouts])
+        def ranks(self, greetings: Sequence[Mapping[str, Any]]) -> Ranks:
+            return Ranks([world.places if about else 0 for about in greetings])
 
         def replace(self, node: int) -> bool:
             if world.replaces and node not in world.replacing:
@@ -110,7 +110,7 @@ def make_engine(world: World) -> Engine:
         def replacing(self, node: int) -> bool:
             return node in world.replacing
 
-        def setup(self, node: int, abouts: Any, ports: Any) -> tuple[dict[str, Any], list[Any]]:
+        def setup(self, node: int, greetings: Any, ports: Any) -> tuple[dict[str, Any], list[Any]]:
             settings = {
                 "shared": world.lease == 0,
                 "processes": world.processes,
@@ -121,7 +121,8 @@ def make_engine(world: World) -> Engine:
                 "env": {},
                 "info": _info(node, world) if world.places > 1 else "",
                 "cwd": "/",
-                "runner": {},
+                "gpus": [],
+                "runner": {"node": node, "threads": world.threads, "paths": [], "blobs": "", "max_result": 1e9},
             }
             return settings, [b"hooks"] if world.groups else []
 

@@ -217,7 +217,7 @@ def test_an_agent_that_is_killed_is_started_again(broken: Broken, cache: Path) -
     pool, listener, net = broken
     future = ticks(3, "agent") > pool
     node = until(lambda: [e.node for e in listener.of(events.CallStarted)])[0]
-    net[node].signal(pool._engine.abouts()[node]["pid"], "KILL")
+    net[node].signal(pool._engine.greetings()[node]["pid"], "KILL")
     assert future.result(60)[1] == 1
     assert add(1, 2) @ pool == [3, 3, 3]
 

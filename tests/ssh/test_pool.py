@@ -142,7 +142,7 @@ def test_two_hosts_with_two_ranks_each(net: Network) -> None:
         assert array.nbytes < net.client_bytes().sent - before.sent < 1.3 * array.nbytes
         with pytest.raises(sky.errors.TaskCrashed, match=r"rank 1 \(node 0\)"):
             die() @ pool
-        agent = pool._engine.abouts()[1]["pid"]  # pyright: ignore[reportPrivateUsage]
+        agent = pool._engine.greetings()[1]["pid"]  # pyright: ignore[reportPrivateUsage]
         net[1].run(["kill", "-KILL", str(agent)])
         assert summed(array) @ pool == ranks
         assert sorted(pool.map(lambda _: sky.instance_info().world_size, range(8))) == [4] * 8

@@ -130,7 +130,7 @@ class Trial:
 
     def agents(self) -> list[int]:
         """The processes that speak for the nodes."""
-        return [about["pid"] for about in self.pool._engine.abouts()]
+        return [about["pid"] for about in self.pool._engine.greetings()]
 
     def processes(self) -> list[int]:
         """Agents and runners, as far as they are known."""

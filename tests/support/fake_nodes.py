@@ -133,7 +133,7 @@ class _Machines(StillMachines):
     def reach(self, node: int) -> socket.socket:
         return self._nodes[node].connect()
 
-    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+    def setup(self, node: int, greetings: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
         return {"info": "{}"}, []
 
 

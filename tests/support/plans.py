@@ -35,10 +35,10 @@ class StillMachines:
     def address(self, node: int) -> tuple[str, int] | None:
         return None
 
-    def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
-        return Ranks([1] * len(abouts))
+    def ranks(self, greetings: list[dict[str, Any]]) -> Ranks:
+        return Ranks([1] * len(greetings))
 
-    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+    def setup(self, node: int, greetings: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
         return {"info": f"info {node}"}, [b"hook"]
 
     def replace(self, node: int) -> bool:

@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from skyward.errors import ClockSkew
-from skyward.node.greeting import Refused, checked_greeting
+from skyward.node.settings import Greeting, Refused, checked_greeting
 from skyward.transport.backoff import backoff
 from skyward.transport.codec import Message, Raw, split
 from skyward.transport.frames import FROM_NODE, TooLarge
@@ -66,7 +66,7 @@ class Connection:
     incarnation: str = ""
     epoch: int = 0
     """Which start of a detached run's program we are; 0 in other pools."""
-    about: dict[str, Any] = field(default_factory=dict[str, Any])
+    greeting: Greeting = field(default_factory=lambda: Greeting())
     malformed: int = 0
     refusals: int = 0
     attached: Link | None = None
@@ -78,7 +78,7 @@ class Connection:
     def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
         """True if it is a different agent, which knows nothing of us."""
         restarted = self.incarnation not in ("", answer["incarnation"])
-        self.incarnation, self.about, self.refusals = answer["incarnation"], answer, 0
+        self.incarnation, self.greeting, self.refusals = answer["incarnation"], cast("Greeting", answer), 0
         if restarted:
             self.link, self.malformed = self.link.fresh(), 0
         self.link.attach(sock, 0 if restarted else answer["received"])
@@ -190,8 +190,8 @@ class Connections:
         except OSError:
             pass  # full (it will wake anyway) or closed
 
-    def abouts(self) -> list[dict[str, Any]]:
-        return [peer.about for peer in self.peers]
+    def greetings(self) -> list[Greeting]:
+        return [peer.greeting for peer in self.peers]
 
     def connected(self, number: int) -> bool:
         return self.peers[number].link.sock is not None

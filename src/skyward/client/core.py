@@ -64,7 +64,7 @@ class Core:
             raise Malformed(f"node {number} has no process {place}")
 
     def settle_ranks(self) -> None:
-        self.calls.set_ranks(self._machines.ranks(self.nodes.abouts()), self._plan.slots)
+        self.calls.set_ranks(self._machines.ranks(self.nodes.greetings()), self._plan.slots)
         self.nodes.gang = self.nodes.gang or (self._plan.gang and len(self.ranks) > 1)
 
     # from the user
@@ -250,7 +250,7 @@ class Core:
     def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
         if self.nodes.all[number].state == "joining":
             try:
-                if error := self._machines.refusal(number, self._links.abouts()[number]):
+                if error := self._machines.refusal(number, self._links.greetings()[number]):
                     raise error
                 self.settle_ranks()
             except SkywardError as exc:  # it is not what the pool asked for
@@ -310,7 +310,7 @@ class Core:
         return actions
 
     def _has_accelerators(self, number: int) -> bool:
-        return bool(self._links.abouts()[number].get("accelerators"))
+        return bool(self._links.greetings()[number].get("accelerators"))
 
     def _routed(self, actions: list[NodeAction], now: float) -> list[Action]:
         self.calls.dispatch.set_up(self.nodes.takes_calls())

@@ -116,7 +116,7 @@ class Engine:
         self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers)
         self.on_failed: Callable[[Call, events.EndOfCall, BaseException | None], None] | None = None
         """Hears of calls that failed by themselves while they still have their arguments, with the lock held."""
-        self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
+        self.greetings, self.after_fork = self._connections.greetings, self._connections.after_fork
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     def totals(self) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from skyward.client.output import output_window
 from skyward.client.settings import Machines, PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, PluginError, SkywardError
 from skyward.node.protocol import ClientToAgent, Info
+from skyward.node.settings import Greeting, SetupSettings
 from skyward.transport import exceptions
 from skyward.transport.codec import Message
 from skyward.transport.exceptions import Described
@@ -133,7 +134,7 @@ class Nodes:
             self._out.append(Post(0, [ClientToAgent.Ports(_PORTS, self._generation)]))
 
     def _refused(self, node: Node) -> bool:
-        error = None if node.gone else self._machines.refusal(node.number, self._links.abouts()[node.number])
+        error = None if node.gone else self._machines.refusal(node.number, self._links.greetings()[node.number])
         if error is not None:
             node.error = error
             lost = self._lost(node.number, "failed", str(error))  # takes what `_out` holds
@@ -141,14 +142,15 @@ class Nodes:
         return error is not None
 
     def _equip(self, number: int) -> None:
-        settings, hooks = self._machines.setup(number, self.abouts(), self._ports)
-        settings = {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}
+        made, hooks = self._machines.setup(number, self.greetings(), self._ports)
+        window = output_window(self._plan.nodes)
+        settings: SetupSettings = {**made, "generation": self._generation, "output": window}
         self._out.append(Post(number, [ClientToAgent.Setup(settings, hooks)]))
 
     def _inform(self, number: int) -> None:
         for other in self.present:
             if other.number != number and not other.gone:
-                settings, _ = self._machines.setup(other.number, self.abouts(), self._ports)
+                settings, _ = self._machines.setup(other.number, self.greetings(), self._ports)
                 messages: list[Message] = [Info(settings["info"]), ClientToAgent.Head(settings.get("head"))]
                 self._out.append(Post(other.number, messages))
 
@@ -366,9 +368,9 @@ class Nodes:
     def joining(self) -> bool:
         return any(n.state == "joining" for n in self.all)
 
-    def abouts(self) -> list[dict[str, Any]]:
-        known = zip(self.all, self._links.abouts(), strict=True)
-        return [{} if node.state == "absent" else about for node, about in known]
+    def greetings(self) -> list[Greeting]:
+        known = zip(self.all, self._links.greetings(), strict=True)
+        return [{} if node.state == "absent" else greeting for node, greeting in known]
 
     def takes_calls(self) -> set[int]:
         """Nodes of a group take calls only together."""
@@ -403,8 +405,8 @@ class Nodes:
         return lost[0] if lost and (self.gang or len(lost) == len(self.present)) else None
 
     def check(self) -> None:
-        for node, about in zip(self.all, self.abouts(), strict=True):
-            if error := node.error or (self._machines.refusal(node.number, about) if about else None):
+        for node, greeting in zip(self.all, self.greetings(), strict=True):
+            if error := node.error or (self._machines.refusal(node.number, greeting) if greeting else None):
                 raise error
 
     def silent(self) -> list[int]:

@@ -17,6 +17,7 @@ from skyward.node.logs import MARK
 
 if TYPE_CHECKING:
     from skyward.node.logs import Filter
+    from skyward.node.settings import LogSettings
 
 __all__ = [
     "Chunk",
@@ -171,15 +172,20 @@ def _text(line: bytes) -> str:
     return hide(line.decode("utf-8", "replace"))
 
 
-def snapshot() -> dict[str, Any]:
-    levels = {"": logging.root.level}
+def snapshot() -> LogSettings:
+    levels = {"": _level(logging.root)}
     records = bool(logging.root.handlers)
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and not name.startswith("skyward"):
             if logger.level:
-                levels[name] = logger.level
+                levels[name] = _level(logger)
             records = records or any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers)
     return {"levels": levels, "records": records, "warnings": warning_filters()}
+
+
+def _level(logger: logging.Logger) -> int:
+    """As messages take it: True is a level, too, and so is any whole number."""
+    return max(-1 << 30, min(int(logger.level), 1 << 30))
 
 
 def warning_filters() -> list[Filter]:
@@ -199,9 +205,9 @@ class Watch:
     def __init__(self) -> None:
         self._told = snapshot()
         self._mark()
-        self._news: dict[str, Any] | None = None
+        self._news: LogSettings | None = None
 
-    def news(self) -> dict[str, Any] | None:
+    def news(self) -> LogSettings | None:
         if (
             _levels_mark() is not self._levels
             or self._handlers != len(logging.root.handlers)

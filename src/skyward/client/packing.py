@@ -25,6 +25,7 @@ from skyward.client.output import Watch
 from skyward.errors import FilesLost, PoolClosed
 from skyward.node.items import EachItem
 from skyward.node.protocol import Header
+from skyward.node.settings import LogSettings
 from skyward.transport import blobs, definitions
 from skyward.transport.frames import Buffer, nbytes
 from skyward.transport.payload import Packed, Packer, unpack
@@ -62,7 +63,7 @@ class _Batch:
         self.results: dict[str, KeptResult] = {}  # those of calls among the arguments
         self.limits: dict[str, float | None] = {}  # their time limits, where they have none of their own
         self.pinned: list[str] = []  # the large buffers that they need, once for each call
-        self.logging: dict[str, Any] | None = None  # what nodes are told with each
+        self.logging: LogSettings | None = None  # what nodes are told with each
 
 
 class Packing:

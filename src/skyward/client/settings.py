@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from skyward import events
 from skyward.api.spec import Ranks
 from skyward.errors import SkywardError
+from skyward.node.settings import Greeting, NodeSettings
 
 __all__ = ["Machines", "PoolSettings"]
 
@@ -29,15 +30,15 @@ class Machines(Protocol):
         """Where other nodes reach a node's agent; None if they cannot."""
         ...
 
-    def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
+    def ranks(self, greetings: Sequence[Greeting]) -> Ranks:
         """How many processes each node runs, now that all have said what they have."""
         ...
 
-    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+    def setup(self, node: int, greetings: Sequence[Greeting], ports: list[int]) -> tuple[NodeSettings, list[Any]]:
         """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
         ...
 
-    def refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
+    def refusal(self, node: int, greeting: Greeting) -> SkywardError | None:
         """Why a node that has greeted is not what the pool asked for: no runner is made on it."""
         ...
 

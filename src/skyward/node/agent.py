@@ -46,6 +46,7 @@ from skyward.node.protocol import (
     Verdict,
 )
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said, Standing
+from skyward.node.settings import NodeSettings, RunnerSettings, SetupSettings
 from skyward.node.shared.agent_side import Shared
 from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
@@ -113,7 +114,7 @@ class Agent:
         self._wake_write.setblocking(False)
         hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).hear_all
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
-        self._settings: dict[str, Any] = {}
+        self._settings: SetupSettings | None = None
         self._hooks: Buffers = ()
         self._done = False
         self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
@@ -186,8 +187,9 @@ class Agent:
 
     def _spawn(self, slot: Slot) -> None:
         settings, place = self._settings, slot.place
+        assert settings is not None, "only then are there runners"
         self._runners.spawn(slot.name, slot.threads, variables(settings, place), settings["cwd"])
-        runner = {**settings["runner"], "mark": self._token}
+        runner: RunnerSettings = {**settings["runner"], "mark": self._token}
         self._runners.send(slot.name, AgentToRunner.Init(runner, self._hooks))
         if self._leaving is not None:
             self._runners.send(slot.name, AgentToRunner.Notice(max(0.0, self._leaving - self._clock())))
@@ -314,7 +316,8 @@ class Agent:
     @handles(ClientToAgent.Setup)
     def _set_up(self, message: ClientToAgent.Setup) -> None:
         now, settings = self._clock(), message.settings
-        self._settings, self._hooks, self._shared.settings = settings, message.buffers, settings
+        self._settings, self._hooks = settings, message.buffers
+        self._shared.head, self._shared.info = settings.get("head"), settings["info"]
         self._blob_cache.shared, self._output.window = settings["shared"], settings["output"]
         self._files.cwd = settings["cwd"]
         if self._gpus:
@@ -325,8 +328,8 @@ class Agent:
 
     @handles(Info)
     def _info(self, message: Info) -> None:
-        if self._settings:
-            self._settings["info"] = message.info
+        if self._settings is not None:
+            self._settings["info"] = self._shared.info = message.info
             for slot in self._calls.slots.values():
                 self._runners.send(slot.name, Info(info_at(self._settings, slot.place)))
 
@@ -382,7 +385,7 @@ class Agent:
     @handles(RunnerToAgent.Failed)
     def _runner_failed(self, message: RunnerToAgent.Failed, runner: RunnerProcess) -> None:
         self.handle(self._runners.drain(runner))
-        if self._calls.failed(runner.name, self._clock()):
+        if self._calls.failed(runner.name, self._clock()) and self._settings is not None:
             self._tell(AgentToClient.Failed(message.error, self._settings["generation"], message.buffers))
 
     @handles(RunnerToAgent.Recalled)
@@ -513,10 +516,10 @@ class PassedOn:
         self._send_all(message)
 
 
-def variables(settings: dict[str, Any], place: int) -> dict[str, str]:
+def variables(settings: NodeSettings, place: int) -> dict[str, str]:
     return {**settings["env"], **settings["places"][place], VARIABLE: info_at(settings, place)}
 
 
-def info_at(settings: dict[str, Any], place: int) -> str:
-    info: str = settings["info"]
+def info_at(settings: NodeSettings, place: int) -> str:
+    info = settings["info"]
     return info if place == 0 else replace(InstanceInfo.from_json(info), worker=place).to_json()

@@ -13,7 +13,7 @@ import itertools
 import signal
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from skyward.node.agent_slots import (
     CALLS,
@@ -46,6 +46,7 @@ from skyward.node.protocol import (
     TimedOut,
     Verdict,
 )
+from skyward.node.settings import SetupSettings
 from skyward.node.timers import CallTimers
 from skyward.transport.codec import Message
 from skyward.transport.records import replace
@@ -77,7 +78,7 @@ class AgentCalls:
 
     # from the client
 
-    def setup(self, settings: dict[str, Any], hooks: bool, now: float) -> list[Action]:
+    def setup(self, settings: SetupSettings, hooks: bool, now: float) -> list[Action]:
         self._now = now
         self._grace, self._ready_within = settings["grace"], settings["ready_within"]
         self._runners.configure(settings, hooks)

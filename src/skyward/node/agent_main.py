@@ -18,7 +18,7 @@ from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientListener
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
-from skyward.node.greeting import system
+from skyward.node.settings import system
 from skyward.transport.roles import node_role
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from skyward.node.orders import SCARCE
 from skyward.node.protocol import AgentToClient, Header
+from skyward.node.settings import SetupSettings
 from skyward.transport.codec import Buffers, Message
 from skyward.transport.exceptions import Described
 from skyward.transport.records import Record
@@ -82,7 +83,7 @@ class RunnerSlots:
         self._ready_within = float("inf")
         self._names = itertools.count()
 
-    def configure(self, settings: dict[str, Any], hooks: bool) -> None:
+    def configure(self, settings: SetupSettings, hooks: bool) -> None:
         self.processes, self.places = settings["processes"], len(settings["places"])
         self._threads, self._generation, self._hooks = settings["threads"], settings["generation"], hooks
         self._ready_within = settings["ready_within"]

@@ -36,6 +36,7 @@ from skyward.node.protocol import (
     RunnerToAgent,
     Verdict,
 )
+from skyward.node.settings import RunnerSettings
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.blobs import Spill, fetched
 from skyward.transport.codec import Message, handles
@@ -77,7 +78,7 @@ class RunnerCall:
 
 
 class Bodies:
-    def __init__(self, settings: dict[str, Any], send: Send) -> None:
+    def __init__(self, settings: RunnerSettings, send: Send) -> None:
         self.decorators: list[Decorate] = []
         self._settings, self._send = settings, send
         self._packer = Packer(settings["paths"])

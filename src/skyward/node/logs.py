@@ -19,20 +19,18 @@ from functools import partial, wraps
 from typing import Any, Literal, TextIO, cast
 
 from skyward.api import reporting
+from skyward.node.settings import LogSettings
 
 __all__ = ["MARK", "Filter", "Kind", "apply", "install", "parsed", "readable", "write"]
 
 
 _MOST = 1 << 16
 
-Settings = dict[str, Any]
-"""`levels` by logger name, as on the client; `records`: whether it has handlers; `warnings`: filters."""
-
-_applied: Settings = {}
+_applied: LogSettings = {}
 _configure = logging.basicConfig
 
 
-def install(settings: Settings | None) -> None:
+def install(settings: LogSettings | None) -> None:
     logging.lastResort = _Forward()
     logging.basicConfig = _basic_config
     reporting.send_by(partial(write, "progress"))
@@ -41,14 +39,15 @@ def install(settings: Settings | None) -> None:
         apply(settings)
 
 
-def apply(settings: Settings) -> None:
+def apply(settings: LogSettings) -> None:
     global _applied
     if settings == _applied:
         return
+    levels = settings.get("levels", {})
     for name in _applied.get("levels", {}):
-        if name and name not in settings["levels"]:
+        if name and name not in levels:
             logging.getLogger(name).setLevel(logging.NOTSET)
-    for name, level in settings["levels"].items():
+    for name, level in levels.items():
         logging.getLogger(name or None).setLevel(level)
     apply_filters(settings.get("warnings", []))
     _applied = settings

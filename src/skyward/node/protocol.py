@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from skyward.node.settings import LogSettings, RunnerSettings, SetupSettings
 from skyward.node.status_page import ID_BYTES
 from skyward.transport.codec import MOST, Buffers, Direction, Length, Message, Raw, Wire, Within
 from skyward.transport.exceptions import Described
@@ -19,10 +20,11 @@ from skyward.transport.frames import Malformed
 
 # fmt: off
 __all__ = [
-    "NO_BLOBS", "AgentToClient", "AgentToRunner", "Blobs", "Body", "Cancelled", "ClientToAgent", "Close", "CodeFrames",
-    "Crashed", "Exited", "Facts", "FileAnswer", "FileError", "Files", "Forget", "GangStopped", "Grant", "Header",
-    "Info", "InputEnd", "InputItems", "Lost", "NoRoom", "Raised", "Recall", "Returned", "Run", "RunnerShare",
-    "RunnerToAgent", "Share", "Stalled", "Stopped", "TimedOut", "Verdict", "output_cost",
+    "NO_BLOBS", "AgentToClient", "AgentToRunner", "Blobs", "Body", "Cancelled", "ClientToAgent", "Close",
+    "CodeFrames", "Crashed", "Exited", "Facts", "FileAnswer", "FileError", "Files", "Forget", "GangStopped",
+    "Grant", "Header", "Info", "InputEnd", "InputItems", "Lost", "NoRoom", "Raised",
+    "Recall", "Returned", "Run", "RunnerShare", "RunnerToAgent", "Share",
+    "Stalled", "Stopped", "TimedOut", "Verdict", "output_cost",
 ]
 # fmt: on
 
@@ -458,8 +460,7 @@ class Header(TypedDict):
     """The key under which the result stays on its node."""
     each: NotRequired[bool]
     """Whether it is a part of a map that keeps exceptions."""
-    log: NotRequired[Any]
-    """Levels of loggers, and filters of warnings."""
+    log: NotRequired[LogSettings]
     gang: NotRequired[str]
     """The broadcast that it belongs to."""
     place: NotRequired[int]
@@ -543,11 +544,9 @@ class ClientToAgent(Direction):
     Share = Share
 
     class Setup(Message):
-        """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `ready_within`,
-        `shared`, `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled.
-        """
+        """Make all runners (again). Buffers: the plugins' hooks, pickled."""
 
-        settings: dict[str, Any]
+        settings: SetupSettings
         buffers: Buffers
 
     class Ports(Message):
@@ -624,7 +623,7 @@ class ClientToAgent(Direction):
     class Head(Message):
         """For shared collections: where the agent of node 0 is now; nothing if it cannot be reached from here."""
 
-        place: list[Any] | None
+        place: tuple[str, int] | None
 
     class Files(Message):
         """Do something with files of the node (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
@@ -659,11 +658,9 @@ class AgentToRunner(Direction):
     Share = RunnerShare
 
     class Init(Message):
-        """The first message: enter the hooks. Settings: `node`, `threads`, `paths`, `blobs`, `max_result`, `mark` and
-        `log` (levels of loggers). Buffers: the plugins' hooks, pickled.
-        """
+        """The first message: enter the hooks. Buffers: the plugins' hooks, pickled."""
 
-        settings: dict[str, Any]
+        settings: RunnerSettings
         buffers: Buffers
 
     class Exit(Message):

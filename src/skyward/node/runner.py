@@ -47,6 +47,7 @@ from skyward.node.protocol import (
 )
 from skyward.node.protocol import Stopped as StoppedVerdict
 from skyward.node.reading import TICK, Turn
+from skyward.node.settings import RunnerSettings
 from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
@@ -81,7 +82,7 @@ class Runner:
         self._current: RunnerCall | None = None  # whose body the main thread runs
         self._sending = self._postponed = False
         self._hooks, self._on_term = ExitStack(), self._on_sigterm  # the one bound method, to be known again
-        self._settings: dict[str, Any] = {}
+        self._settings: RunnerSettings
         self._context = contextvars.copy_context()
         self._shared = RunnerShared(self._send, self._write, lambda: self._status.read())
         self._receiver = Receiver(AgentToRunner, self, self._shared, KeptObjects())
@@ -394,7 +395,7 @@ class Runner:
                 stdio.drain()  # lines that have no end yet still belong to this call
 
     def _mark_output(self, call_id: str) -> None:
-        mark = b"\0" + self._settings["mark"].encode() + call_id.encode() + b"\0"
+        mark = b"\0" + self._settings.get("mark", "").encode() + call_id.encode() + b"\0"
         os.write(1, mark)
         os.write(2, mark)
 

@@ -27,7 +27,7 @@ from skyward.client.call import Call, new_id
 from skyward.errors import PluginError
 from skyward.events import EndOfCall
 from skyward.history.failed_calls import FailedCall, KeptCalls, PoolOfCalls
-from skyward.node.greeting import in_words
+from skyward.node.settings import in_words
 from skyward.transport import blobs, exceptions
 from skyward.transport.frames import Buffer, nbytes
 
@@ -117,7 +117,7 @@ class _FailedCalls:
             exceptions.noted(error, _rerun_note(id))
 
     def _place(self, node: int) -> dict[str, Any]:
-        machine = in_words(self._fleet.engine.abouts()[node])
+        machine = in_words(self._fleet.engine.greetings()[node])
         return {"info": self._fleet.info(node).to_json(), "machine": machine}
 
     def _refusal(self, call: Call, size: int) -> str:

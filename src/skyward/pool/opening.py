@@ -183,7 +183,7 @@ def place_nodes(context: PoolContext, lease: Lease, watchdog: Watchdog, steps: E
 def make_packing(context: PoolContext, fleet: Fleet, user: UserCode) -> Packing:
     from skyward.client.packing import Packing
 
-    there = [path for about in fleet.engine.abouts() for path in about.get("path", ())]
+    there = [path for greeting in fleet.engine.greetings() for path in greeting.get("path", ())]
     included = [str((Path.cwd() / include).resolve()) for include in context.image.includes]
     return Packing(Packer([*there, *included]), fleet.store, context.local, user)
 

@@ -34,7 +34,7 @@ from skyward.history.lines import summary
 from skyward.node import replay as hooks
 from skyward.node.body import Hook
 from skyward.node.gpus import look
-from skyward.node.greeting import in_words, system
+from skyward.node.settings import in_words, system
 from skyward.pool.pool import ComputePool
 from skyward.setup.env.local import prepare
 from skyward.setup.env.uv import missing_pip

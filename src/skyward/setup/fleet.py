@@ -32,6 +32,7 @@ from skyward.machines.parallel import each
 from skyward.machines.replacement import Joining, Missing, Replacements, Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.node.orders import ClientToKeeper
+from skyward.node.settings import Greeting, NodeSettings
 from skyward.setup.adoption import AdoptedLease, Adoption, described
 from skyward.setup.env.local import prepare
 from skyward.setup.hosts import Host, HostSetup
@@ -130,11 +131,11 @@ class Fleet:
         except BootstrapError as exc:
             self._explain(exc)
             raise
-        abouts = self.engine.abouts()
-        greetings = {"this computer": abouts[0]} if context.local else dict(zip(self._names, abouts, strict=False))
-        for text in doubts(context.spec.accelerator, greetings):
+        greetings = self.engine.greetings()
+        by_name = {"this computer": greetings[0]} if context.local else dict(zip(self._names, greetings, strict=False))
+        for text in doubts(context.spec.accelerator, by_name):
             context.warn(text)
-        if text := shared_gpus(context, pool_gpus(context, self.by_node, abouts, self._ranks)):
+        if text := shared_gpus(context, pool_gpus(context, self.by_node, greetings, self._ranks)):
             context.emit(events.Notice(context.name, text))
         if missing:
             self._tell_missing(missing)
@@ -195,23 +196,21 @@ class Fleet:
     def address(self, node: int) -> tuple[str, int] | None:
         return None if self._blocked else self.by_node[node].keeper.ports.get(node)
 
-    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
-        gpus, where = (
-            pool_gpus(self._context, self.by_node, abouts, self._ranks),
-            (self._machines, self._addresses),
-        )
+    def setup(self, node: int, greetings: Sequence[Greeting], ports: list[int]) -> tuple[NodeSettings, list[Any]]:
+        gpus = pool_gpus(self._context, self.by_node, greetings, self._ranks)
+        where = self._machines, self._addresses
         info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self._ranks)
         self._infos[node] = info
-        settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node], gpus)
+        settings = agent_settings(self._context, node, self.by_node[node], info, greetings[node], gpus)
         return {**settings, "head": self.address(0)}, self._hooks
 
-    def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
-        self._ranks = counted_ranks(self._context, self.by_node, abouts, self._names)
+    def ranks(self, greetings: Sequence[Greeting]) -> Ranks:
+        self._ranks = counted_ranks(self._context, self.by_node, greetings, self._names)
         return self._ranks
 
-    def refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
+    def refusal(self, node: int, greeting: Greeting) -> SkywardError | None:
         name = "this computer" if self._context.local else self._names[node]
-        return refusal(self._context.spec.accelerator, name, node, about)
+        return refusal(self._context.spec.accelerator, name, node, greeting)
 
     def replace(self, node: int) -> bool:
         return self._replacements is not None and self._replacements.begin(node)

@@ -16,7 +16,8 @@ from skyward.api.provider import Machine
 from skyward.api.spec import Ranks
 from skyward.client import output
 from skyward.errors import AcceleratorMismatch, BootstrapError
-from skyward.node.gpu_shares import GpuMachine, PoolGpus, dealt_out, memory_share, own_gpus, restricted, variables
+from skyward.node.gpu_shares import CUDA, GpuMachine, PoolGpus, dealt_out, memory_share, own_gpus, restricted, variables
+from skyward.node.settings import Greeting, NodeSettings
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
 from skyward.transport.blobs import SCRATCH
@@ -41,12 +42,12 @@ _THREAD_VARIABLES = (
 
 
 def agent_settings(
-    context: PoolContext, node: int, host: Host, info: InstanceInfo, about: Mapping[str, Any], gpus: PoolGpus
-) -> dict[str, Any]:
-    """The settings an agent needs to start its runners; `about` is its greeting."""
+    context: PoolContext, node: int, host: Host, info: InstanceInfo, greeting: Greeting, gpus: PoolGpus
+) -> NodeSettings:
+    """The settings an agent needs to start its runners; `greeting` is what it says of itself."""
     slots, ranks = context.worker.concurrency, info.local_world_size
     processes, threads = (slots * ranks, 1) if context.worker.process else (ranks, slots)
-    counts = thread_counts(len(host.nodes) * processes, about["cpus"], host.env, context.local, os.environ)
+    counts = thread_counts(len(host.nodes) * processes, greeting.get("cpus", 1), host.env, context.local, os.environ)
     return {
         "shared": context.local,
         "info": info.to_json(),
@@ -57,7 +58,7 @@ def agent_settings(
         "threads": threads,
         "processes": processes,
         "gpus": list(gpus.by_node[node]),
-        "places": _gpu_variables(context, node, host, about, gpus, ranks),
+        "places": _gpu_variables(context, node, host, greeting, gpus, ranks),
         "runner": {
             "node": node,
             "threads": threads,
@@ -111,13 +112,13 @@ def instance_info(
 
 
 def counted_ranks(
-    context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], names: Sequence[str]
+    context: PoolContext, hosts: Mapping[int, Host], greetings: Sequence[Greeting], names: Sequence[str]
 ) -> Ranks:
     """Processes per node as requested, or with "gpu" one per GPU. Missing nodes come last and have no greeting."""
-    asked, there = context.spec.processes, [1 if about else 0 for about in abouts]
+    asked, there = context.spec.processes, [1 if greeting else 0 for greeting in greetings]
     if asked != "gpu":
         return Ranks([asked * count for count in there])
-    by_node = pool_gpus(context, hosts, abouts, Ranks(there)).by_node
+    by_node = pool_gpus(context, hosts, greetings, Ranks(there)).by_node
     for node in range(sum(there)):
         if not by_node[node]:
             raise BootstrapError(
@@ -130,32 +131,30 @@ def counted_ranks(
     return Ranks([len(by_node.get(node, ())) for node in range(context.nodes)])
 
 
-def pool_gpus(
-    context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], ranks: Ranks
-) -> PoolGpus:
+def pool_gpus(context: PoolContext, hosts: Mapping[int, Host], greetings: Sequence[Greeting], ranks: Ranks) -> PoolGpus:
     machines: list[GpuMachine] = []
     there = [node for node, count in enumerate(ranks.counts) if count]
     for host in (hosts[node] for node in there if hosts[node].nodes[0] == node):
         name = "this computer" if context.local else f"node {host.nodes[0]}"
-        found = _machine_gpus(context, host, abouts[host.nodes[0]])
+        found = _machine_gpus(context, host, greetings[host.nodes[0]])
         machines.append(GpuMachine(name, found, {node: ranks.counts[node] for node in host.nodes}))
     return dealt_out(machines)
 
 
-def _machine_gpus(context: PoolContext, host: Host, about: Mapping[str, Any]) -> list[str]:
-    found: list[str] = about["gpu_names"]
+def _machine_gpus(context: PoolContext, host: Host, greeting: Greeting) -> list[str]:
+    found = greeting.get("gpu_names", [])
     # On this computer the agent's own environment has the image's variables already.
-    return found if context.local else restricted(found, host.env.get(about["gpu_variable"]))
+    return found if context.local else restricted(found, host.env.get(greeting.get("gpu_variable", CUDA)))
 
 
 def _gpu_variables(
-    context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus, ranks: int
+    context: PoolContext, node: int, host: Host, greeting: Greeting, gpus: PoolGpus, ranks: int
 ) -> list[dict[str, str]]:
     own, sharers = gpus.by_node[node], _sharers(context, node, gpus)
-    if sharers < 2 and list(own) == _machine_gpus(context, host, about) and (ranks == 1 or not own):
+    if sharers < 2 and list(own) == _machine_gpus(context, host, greeting) and (ranks == 1 or not own):
         return [{} for _ in range(ranks)]
     env = {**(os.environ if context.local else {}), **host.env}
-    return [variables(part, sharers, env, about["gpu_variable"]) for part in own_gpus(own, ranks)]
+    return [variables(part, sharers, env, greeting.get("gpu_variable", CUDA)) for part in own_gpus(own, ranks)]
 
 
 def _sharers(context: PoolContext, node: int, gpus: PoolGpus) -> int:
@@ -194,9 +193,7 @@ def thread_counts(
     return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cpus // runners)))
 
 
-def refusal(
-    requested: Accelerator | None, name: str, node: int, greeting: Mapping[str, Any]
-) -> AcceleratorMismatch | None:
+def refusal(requested: Accelerator | None, name: str, node: int, greeting: Greeting) -> AcceleratorMismatch | None:
     if requested is None:
         return None
     found = Found.of(greeting)
@@ -207,7 +204,7 @@ def refusal(
     return AcceleratorMismatch("accelerator", text, node)
 
 
-def doubts(requested: Accelerator | None, greetings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def doubts(requested: Accelerator | None, greetings: Mapping[str, Greeting]) -> list[str]:
     found = {name: Found.of(greeting) for name, greeting in greetings.items()}
     if requested is None:
         broken = {name: one.problem for name, one in found.items() if one.problem}

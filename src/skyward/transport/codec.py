@@ -339,7 +339,7 @@ def fits(part: Any, given: Any) -> bool:
 
 @cache
 def _fitting(part: Any) -> Callable[[Any], bool]:
-    known: dict[str, Any] = {"wrong_field": _wrong_field, "missing": _missing}
+    known: dict[str, Any] = {"wrong_field": _wrong_field, "missing": _missing, "inf": math.inf}
     kind, lines = part.__name__.lower(), ["if given.__class__ is not dict:", " return False"]
     for field, hint in _hints(part).items():
         if part.__total__ and get_origin(hint) is not NotRequired:

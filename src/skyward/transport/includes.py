@@ -87,7 +87,7 @@ def unpack(archive: IO[bytes], dest: Path) -> None:
             else:  # before 3.11.4; `_checked` lets nothing else through
                 tar.extractall(fresh, members)
         fresh.rename(dest)
-    except (OSError, tarfile.TarError) as exc:
+    except (OSError, ValueError, tarfile.TarError) as exc:
         raise BootstrapError("unpacking includes", f"{exc}. The directory {dest} must be new or empty.") from exc
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

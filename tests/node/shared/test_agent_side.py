@@ -64,7 +64,7 @@ def test_a_node_that_hears_that_node_0_is_gone_tells_those_who_wait_and_asks_the
     with selectors.DefaultSelector() as selector:
         shared = Shared(1, "token", selector, clock, Timers(clock), lambda *each: sent.append(each), dial, nothing)
         shared.tell = told.append
-        shared.settings = {"head": ["node-0", 1]}
+        shared.head = ("node-0", 1)
         runner: Any = type("Runner", (), {"name": "r"})()
         shared._asked_by_runner(RunnerShare(["ask", 1, "", "event", "e", "wait", [], None, 0], []), runner)
         assert (sent, told) == ([], [])

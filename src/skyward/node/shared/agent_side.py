@@ -60,7 +60,8 @@ class Shared:
         self._node, self._token, self._selector, self._clock, self._timers = node, token, selector, clock, timers
         self._send, self._dial, self._wake = send, dial, wake
         self.tell: Callable[[Message], None]
-        self.settings: dict[str, Any] = {}
+        self.head: tuple[str, int] | None = None
+        self.info = ""
         self._made: Server | None = None
         self._passing: Relay | None = None
         self._up: Uplink | None = None
@@ -139,7 +140,7 @@ class Shared:
     @handles(ClientToAgent.Head)
     def _head(self, message: ClientToAgent.Head) -> None:
         place = message.place
-        before, self.settings["head"] = self.settings.get("head"), place
+        before, self.head = self.head, place
         if before is not None and place is None and self._up is not None:
             self._up.renounce("node 0, which kept the shared collections of the pool, is lost.")
 
@@ -174,7 +175,7 @@ class Shared:
                 self._selector,
                 self._clock,
                 self._timers,
-                lambda: InstanceInfo.from_json(self.settings["info"]),
+                lambda: InstanceInfo.from_json(self.info),
             )
         return self._made
 
@@ -227,7 +228,7 @@ class Shared:
         if self._passing is None:
             from skyward.node.shared.links import Relay
 
-            self._passing = Relay(self._send, self.tell, self._post, lambda: self.settings.get("head") is not None)
+            self._passing = Relay(self._send, self.tell, self._post, lambda: self.head is not None)
         return self._passing
 
     def _post(self, message: Message) -> None:
@@ -240,11 +241,16 @@ class Shared:
                 self._selector,
                 self._clock,
                 self._wake,
-                lambda: self._dial(*self.settings["head"]),
+                self._dial_head,
                 Receiver(HeadToAgent, _Down(relay)).hear_all,
                 lambda why: relay.lost(why, direct=True),
             )
         self._up.post(message)
+
+    def _dial_head(self) -> socket.socket:
+        if self.head is None:
+            raise ConnectionError("node 0 cannot be reached from here")
+        return self._dial(*self.head)
 
 
 class _PeerLink(ClientLink):

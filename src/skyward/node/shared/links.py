@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.client_link import hear_link
-from skyward.node.greeting import checked_greeting
 from skyward.node.protocol import RunnerShare, Share
+from skyward.node.settings import checked_greeting
 from skyward.node.shared.protocol import AskerToServer, ServerToAsker
 from skyward.transport.backoff import backoff
 from skyward.transport.codec import Buffers, Message, Raw

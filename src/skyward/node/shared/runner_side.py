@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.api.info import current_call, instance_info
 from skyward.errors import SharedLost
 from skyward.node.protocol import RunnerShare
+from skyward.node.settings import RunnerSettings
 from skyward.node.shared.names import serve_by
 from skyward.transport import frames
 from skyward.transport.codec import Message, Raw, handles
@@ -45,14 +46,14 @@ class RunnerShared:
         calls: Callable[[], list[tuple[str, float, float]]],
     ) -> None:
         self._send, self._write, self._calls = send, write, calls
-        self._settings: dict[str, Any] = {}
+        self._settings: RunnerSettings
         self._pid = os.getpid()
         self._lock = threading.RLock()  # over the making of channel and connection
         self._channel: Channel | None = None
         self._sock: socket.socket | None = None
         self._send_lock = threading.Lock()
 
-    def install(self, settings: dict[str, Any]) -> None:
+    def install(self, settings: RunnerSettings) -> None:
         self._settings, self._pid = settings, os.getpid()
         serve_by(self.channel)
 
@@ -132,7 +133,7 @@ class RunnerShared:
             sock: socket.socket | None = None
             channel = self.channel()
             try:
-                sock = connect(self._settings["shared"], patience)
+                sock = connect(self._settings.get("shared") or "", patience)
                 greet(sock, {"share": os.getpid()}, time.monotonic() + patience)
                 sock.settimeout(None)
                 # a server that reads nothing must not hold a body up for ever; reading may take any time

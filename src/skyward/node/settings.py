@@ -1,7 +1,8 @@
-"""What an agent says when a client, or the agent of another node, connects to it."""
+"""What an agent says of its node when it is greeted, and what it is told before it starts runners."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict, cast
@@ -9,7 +10,20 @@ from typing import Annotated, Any, NotRequired, TypedDict, cast
 from skyward.transport.codec import Within, fits
 from skyward.transport.frames import Malformed
 
-__all__ = ["FoundGpu", "Greeting", "Refused", "checked_greeting", "in_words", "system"]
+__all__ = [
+    "FoundGpu",
+    "Greeting",
+    "LogSettings",
+    "NodeSettings",
+    "Refused",
+    "RunnerSettings",
+    "SetupSettings",
+    "checked_greeting",
+    "in_words",
+    "system",
+]
+
+Limit = Annotated[float, Within(0, math.inf)]
 
 
 class Refused(ConnectionError):
@@ -51,6 +65,58 @@ class Greeting(TypedDict, total=False):
     gpu_names: list[str]
     gpu_variable: str
     cpus: Annotated[int, Within(1, 1 << 31)]
+
+
+class LogSettings(TypedDict, total=False):
+    levels: dict[str, Annotated[int, Within(-(1 << 31), 1 << 31)]]
+    """Those of loggers, by name, as on the client."""
+    records: bool
+    """Whether the client's loggers have handlers."""
+    warnings: list[Any]
+    """Filters (`node/logs.py: Filter`)."""
+
+
+class RunnerSettings(TypedDict):
+    node: int
+    threads: int
+    paths: list[str]
+    """What goes in front of `sys.path`."""
+    blobs: str
+    """The folder of large buffers."""
+    max_result: Limit
+    stall_timeout: NotRequired[Limit | None]
+    shared: NotRequired[str | None]
+    """The socket of the server of shared collections, if it can be reached without the agent."""
+    log: NotRequired[LogSettings]
+    mark: NotRequired[str]
+    """The agent's, by which it knows lines that say to which call output belongs."""
+
+
+class NodeSettings(TypedDict):
+    """What a node's agent is told before it starts runners."""
+
+    shared: bool
+    """Whether client and nodes have one file system, as on this computer."""
+    info: str
+    """The node's `InstanceInfo`, as JSON."""
+    env: dict[str, str]
+    cwd: str
+    grace: Limit
+    ready_within: Limit
+    threads: int
+    processes: int
+    gpus: list[str]
+    places: list[dict[str, str]]
+    """The variables of each local rank that choose its GPUs."""
+    runner: RunnerSettings
+    head: NotRequired[tuple[str, int] | None]
+    """Where the agent of node 0 is, for shared collections; None if it cannot be reached from here."""
+
+
+class SetupSettings(NodeSettings):
+    generation: int
+    output: int
+    """How many bytes of output may be under way to the client."""
 
 
 def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
