@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -120,7 +121,7 @@ def test_functions_of_other_names_do_not_meet() -> None:
     other = function("def other(x): return x\ntrain = other")
     run = Sweep([1], other)
     assert not run.known
-    assert "the 1 results there are of other calls" in run.said[0]
+    assert "the results there (1) are of other calls" in run.said[0]
     run.run.finish()
 
 
@@ -162,7 +163,8 @@ def test_a_damaged_result_is_computed_again_and_a_line_says_so(state: Path) -> N
     (folder / "journal").write_bytes(b"\n".join(lines))
     run = Sweep(range(6))
     assert run.known == {4: 4, 5: 5}
-    assert "4 are damaged or cannot be read here, and are computed again" in run.said[0]
+    assert "cannot be read, and are computed again: 3" in run.said[0]
+    assert re.search(r"damaged lines in \S*/runs/grid/journal, whose results are missing: 1\.$", run.said[0])
     run.compute(0, 1, 2, 3)
     again = Sweep(range(6))
     assert again.known == {number: number for number in range(6)}

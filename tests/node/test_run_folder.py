@@ -52,6 +52,13 @@ def test_the_program_reads_from_an_offset_and_says_what_does_not_work(tmp_path: 
     assert not tmp_path.exists()
 
 
+def test_a_run_whose_steward_is_gone_gives_its_reserve_back(tmp_path: Path) -> None:
+    (tmp_path / "reserve").write_bytes(b"\0" * 1000)
+    with pytest.raises(FileNotFoundError):
+        RunFolder(str(tmp_path), str(tmp_path / "steward")).ask({"do": "status"})
+    assert not (tmp_path / "reserve").exists()
+
+
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("elsewhere")
     folder = tmp_path / "folder"

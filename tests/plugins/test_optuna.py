@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -43,11 +45,17 @@ def test_a_study_that_is_killed_twice_has_every_trial_once(tmp_path: Path) -> No
     assert len(told) == len(set(told)) == 200
     settings = [trial.split("|")[2] for trial in trials]
     assert len(set(settings)) == 200  # none is tried twice, also those that ran when it was killed
-    asked = {(fact["number"], str(fact["params"])) for fact in facts if fact["fact"] == "asked"}
-    assert asked == {(fact["number"], str(fact["params"])) for fact in facts if fact["fact"] == "told"}
+    kept = {word: {_kept(fact) for fact in facts if fact["fact"] == word} for word in ("asked", "told")}
+    assert kept["asked"] == kept["told"]
+    assert [settings for _, settings in sorted(kept["told"])] == settings
     failed = [trial for trial in trials if trial.startswith("FAIL")]
     assert failed
     assert all(trial.endswith("|ValueError: seven layers fail") for trial in failed)
+
+
+def _kept(fact: dict[str, Any]) -> tuple[int, str]:
+    trial = pickle.loads(base64.b64decode(fact["trial"]))
+    return fact["number"], str(sorted(trial.params.items()))
 
 
 def test_the_example_brings_a_study_back(tmp_path: Path) -> None:
@@ -106,6 +114,31 @@ def test_a_study_with_trials_of_its_own_cannot_be_brought_back(quiet_study: Any,
     quiet_study.enqueue_trial({"rate": 1})
     with pytest.raises(sky.SkywardError, match=r"the study has 1 trials already.*first="):
         sky.integrations.optuna(quiet_study, rate_of, pool, trials=1, resume="used")
+
+
+def test_trials_of_other_code_are_taken_only_if_that_is_said(
+    pool: sky.ComputePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+
+    def search(factor: int, trials: int, **options: Any) -> list[float]:
+        def objective(rate: float) -> float:
+            return rate * factor
+
+        def call(trial: Any) -> Any:
+            return sky.compute(objective)(trial.suggest_float("rate", 1.0, 2.0))
+
+        study: Any = optuna.create_study()
+        sky.integrations.optuna(study, call, pool, trials=trials, resume="changed", **options)
+        return [round(trial.value / trial.params["rate"]) for trial in study.trials]
+
+    optuna.logging.disable_default_handler()
+    assert search(1, 2) == [1, 1]
+    assert search(1, 3) == [1, 1, 1]
+    with pytest.raises(sky.SkywardError, match=r"another version of .*objective > closure 1\. Give changed="):
+        search(10, 4)
+    assert search(10, 4, changed="keep") == [1, 1, 1, 10]
+    assert search(10, 5) == [1, 1, 1, 10, 10]
 
 
 def test_what_makes_no_call_is_refused(quiet_study: Any, pool: sky.ComputePool) -> None:

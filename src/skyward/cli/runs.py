@@ -62,10 +62,8 @@ _RIGHT = ("results", "size")
 
 
 def _row(found: Kept) -> dict[str, Any]:
-    facts = [
-        fact for fact in found.facts()[0] if fact.get("fact") in ("result", "told")
-    ]  # "told" of a trial of Optuna's
-    results = {(fact.get("item"), fact.get("version"), fact.get("nth"), fact.get("number")) for fact in facts}
+    kept = [fact for fact in found.facts()[0] if fact.get("fact") in ("result", "told")]  # told: a trial has ended
+    results = {(fact.get("item"), fact.get("version"), fact.get("number")) for fact in kept}
     return {
         "name": found.name,
         "kind": found.kind,

@@ -66,6 +66,7 @@ class Opened:
     journal: Journal
     facts: list[dict[str, Any]]
     damaged: int
+    """How many lines of the journal are damaged, or were cut off, since it was opened before."""
 
 
 def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
@@ -86,12 +87,13 @@ def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
     elif head.get("kind") != kind:
         held.close()
         raise InvalidArgument(
-            f"run {name!r} is of another kind ({head.get('kind')}), so it cannot be used for {kind}. Use another name."
+            f"the name {name!r} is taken by a run of another kind ({head.get('kind')}); this one is of kind {kind}. "
+            f"Use another name, or remove that run: `sky runs drop {name}`."
         )
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     who = {"pid": os.getpid(), "host": socket.gethostname(), "program": program}
-    held.append({"fact": "open", "time": time.time(), **who})
-    return Opened(folder, held, facts, damaged)
+    held.append({"fact": "open", "time": time.time(), "damaged": damaged, **who})
+    return Opened(folder, held, facts, damaged - (_last_open(facts).get("damaged") or 0))
 
 
 def check_name(name: str) -> None:
@@ -144,11 +146,14 @@ def _head(facts: list[dict[str, Any]]) -> dict[str, Any] | None:
     return next((fact for fact in facts if fact.get("fact") == "run"), None)
 
 
+def _last_open(facts: list[dict[str, Any]]) -> dict[str, Any]:
+    return next((fact for fact in reversed(facts) if fact.get("fact") == "open"), dict[str, Any]())
+
+
 def _who(path: Path) -> str:
-    opened = [fact for fact in journal.read(journal.content(path))[0] if fact.get("fact") == "open"]
-    if not opened:
+    last = _last_open(journal.read(journal.content(path))[0])
+    if not last:
         return "another process"
-    last = opened[-1]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(last.get("time", 0))))
     return f"process {last.get('pid')} ({last.get('program')}) on {last.get('host')} since {since}"
 

@@ -10,6 +10,7 @@ that a shell runs on the machine where the folder is, as `python -c TEXT`, so it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ __all__ = [
     "OUTPUT",
     "PROGRAM",
     "RAISED",
+    "RESERVE",
     "RESULTS",
     "RETURNED",
     "RUN",
@@ -45,7 +47,7 @@ FOLDER = "SKYWARD_RUN_FOLDER"
 RUN_NAME = "SKYWARD_RUN_NAME"
 """The variable that tells it what the run is called."""
 
-JOURNAL, OUTPUT, RESULTS, PROGRAM = "journal", "output", "results", "program"
+JOURNAL, OUTPUT, RESERVE, RESULTS, PROGRAM = "journal", "output", "reserve", "results", "program"
 RETURNED, RAISED = f"{RESULTS}/return.pkl", f"{RESULTS}/raised"
 
 _PIECE = 1 << 20
@@ -113,7 +115,12 @@ class RunFolder:
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """OSError if the steward does not answer."""
-        return ask(self._steward, question)
+        try:
+            return ask(self._steward, question)
+        except (ConnectionRefusedError, FileNotFoundError):  # it is gone, and writes nothing any more
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._path, RESERVE))
+            raise
 
     def listing(self) -> dict[str, Any]:
         return listing(self._path)

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from skyward.node.run_folder import RESERVE
+
 __all__ = ["OutputFile"]
 
 _MOST = 256 << 20
@@ -22,7 +24,7 @@ class OutputFile:
     def __init__(self, path: Path, most: int = _MOST, tail: int = _TAIL, reserve: int = _RESERVE) -> None:
         self._most, self._longest_tail, self.size = most, tail, 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._reserve = path.with_name("reserve")
+        self._reserve = path.with_name(RESERVE)
         with contextlib.suppress(OSError), open(self._reserve, "xb") as file:
             os.posix_fallocate(file.fileno(), 0, reserve)
         self._tail: deque[bytes] = deque()

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import base64
+import pickle
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from skyward.api.base_errors import InvalidArgument
-from skyward.api.compute import PendingCompute
-from skyward.client.futures import when_done
+from skyward.api.compute import PendingCompute, Target
 from skyward.client.gather import error_of
 from skyward.errors import PoolClosed
 from skyward.events import Progress
 from skyward.history.runs import open_run
 
 if TYPE_CHECKING:
-    from skyward.transport.journal import Journal
+    from skyward.history.runs import Opened
 
 __all__ = ["optuna"]
 
@@ -34,6 +34,7 @@ def optuna(
     first: Sequence[Mapping[str, Any]] = (),
     metric: str | None = None,
     resume: str | None = None,
+    changed: Literal["keep"] | None = None,
 ) -> None:
     """Runs trials of an Optuna `study` as calls on a `pool`, as many at a time as it has slots.
 
@@ -46,74 +47,80 @@ def optuna(
         first: settings that are tried first, as in `study.enqueue_trial`. Default: none.
         metric: which metric of `sky.progress` is reported to the study's pruner. Default: the first one in each report.
         resume: a name under which trials are kept. Given again, with a new study, those that had ended are there, and
-            those that were running are started again with their settings. The code of trials is not compared, unlike
-            that of maps: after a change, choose another name. Default: nothing is kept.
+            those that were running are started again with their settings. Default: nothing is kept.
+        changed: "keep" takes trials that were kept of code that has changed since. Default: an error.
 
     A trial that the pruner gives up is cancelled on its node. One that fails has its error in `user_attrs["error"]`,
     and the others continue.
     """
     if isinstance(first, Mapping):
         raise InvalidArgument(f"first={first!r}: expected a list of settings, such as first=[{dict(first)!r}].")
-    search = _Search(study, call, pool, metric)
     if resume is None:
         for settings in first:
             study.enqueue_trial(dict(settings))
-        search.run(trials)
+        _Search(study, call, pool, metric).run(trials)
         return
+    if study.trials:
+        raise InvalidArgument(
+            f"the study has {len(study.trials)} trials already. With resume= they are in the run: make the study "
+            "without a storage, and give settings to try first as `first=`."
+        )
     run = open_run(resume, KIND)
     try:
-        search.bring_back(run.journal, run.facts, first)
-        search.run(trials)
+        _bring_back(study, run.facts, first)
+        _Search(study, call, pool, metric, run, changed).run(trials)
     finally:
         run.journal.close()
 
 
-class _Pool(Protocol):
+class _Pool(Target, Protocol):
     """What is needed of a pool."""
 
     @property
     def slots(self) -> int: ...
-    @property
-    def submit(self) -> Any: ...
     def on_event(self, listener: Callable[[Any], None]) -> Callable[[], None]: ...
 
 
+def _bring_back(study: Any, facts: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> None:
+    """Gives a study the trials of an earlier program, with their numbers; those that were running are asked again."""
+    import optuna
+
+    trials: dict[int, Any] = {
+        fact["number"]: pickle.loads(base64.b64decode(fact["trial"])) for fact in facts if "trial" in fact
+    }
+    count, ended = max(trials, default=-1) + 1, 0
+    for number in range(count):
+        trial = trials.get(number)
+        if trial is not None and trial.state.is_finished():
+            study.add_trial(trial)
+            ended += 1
+        else:
+            study.enqueue_trial({} if trial is None else trial.params)
+    for settings in first[count:]:
+        study.enqueue_trial(dict(settings))
+    if count:
+        study.sampler.reseed_rng()  # with a seed, it would propose once more what was tried
+        logger: Any = optuna.logging.get_logger("optuna.study")
+        logger.info(f"{ended:,} trials were there, {count - ended:,} are started again.")
+
+
 class _Search:
-    def __init__(self, study: Any, call: _Call, pool: _Pool, metric: str | None) -> None:
+    def __init__(
+        self,
+        study: Any,
+        call: _Call,
+        pool: _Pool,
+        metric: str | None,
+        run: Opened | None = None,
+        changed: Literal["keep"] | None = None,
+    ) -> None:
         import optuna
 
-        self._optuna: Any = optuna
+        self._states: Any = optuna.trial.TrialState
         self._study, self._call, self._pool, self._metric = study, call, pool, metric
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._running: dict[str, tuple[int, Any, Any]] = {}  # by the id of their call: our number, trial, future
-        self._journal: Journal | None = None
-        self._asked = 0
-        self._again: list[int] = []  # numbers of trials that ran when an earlier program ended
-
-    def bring_back(
-        self, journal: Journal, facts: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Gives the study the trials of an earlier program, and keeps those that come."""
-        if self._study.trials:
-            raise InvalidArgument(
-                f"the study has {len(self._study.trials)} trials already. With resume= they are in the run: make the "
-                "study without a storage, and give settings to try first as `first=`."
-            )
-        asked = {fact["number"]: fact for fact in facts if fact.get("fact") == "asked"}
-        told = {fact["number"]: fact for fact in facts if fact.get("fact") == "told"}
-        for fact in told.values():
-            self._study.add_trial(self._made(fact))
-        left = {number: self._params(fact) for number, fact in asked.items() if number not in told}
-        self._asked = max(asked, default=-1) + 1
-        for settings in [*left.values(), *first[self._asked :]]:  # they are asked for in this order, before others
-            self._study.enqueue_trial(dict(settings))
-        self._again = list(left)
-        if asked:
-            self._study.sampler.reseed_rng()  # with a seed, it would propose once more what was tried
-        self._journal = journal
-        if asked:
-            text = f"{len(told):,} trials were there, {len(left):,} are started again."
-            self._optuna.logging.get_logger("optuna.study").info(text)
+        self._run, self._changed, self._checked = run, changed, run is None
+        self._inbox: queue.SimpleQueue[tuple[str, Progress | None]] = queue.SimpleQueue()
+        self._running: dict[str, tuple[Any, Any]] = {}  # by the id of their call: trial and future
 
     def run(self, trials: int) -> None:
         """Asks and tells until the study has so many trials that have ended."""
@@ -124,12 +131,11 @@ class _Search:
                 while len(self._running) < min(self._pool.slots, trials - ended):
                     self._start()
                 call, report = self._inbox.get()
-                if call not in self._running:
-                    continue  # it was pruned
-                ended += self._report(call, report) if report is not None else self._end(call)
+                if call in self._running:  # else it was pruned
+                    ended += self._end(call) if report is None else self._report(call, report)
         finally:
             stop()
-            for _, _, future in self._running.values():
+            for _, future in self._running.values():
                 future.cancel()
 
     def _hear(self, event: object) -> None:
@@ -138,23 +144,25 @@ class _Search:
 
     def _start(self) -> None:
         trial = self._study.ask()
-        if self._again:
-            number = self._again.pop(0)
-        else:
-            number, self._asked = self._asked, self._asked + 1
         made = self._call(trial)
         if not isinstance(made, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(
                 "`call` makes the call of a trial, such as `lambda trial: train(trial.suggest_int(...))`."
             )
-        self._keep("asked", number, trial)
+        if not self._checked:
+            self._check(made)
+        self._keep("asked", trial)
         future: Any = self._pool.submit(made)
-        self._running[future.call] = number, trial, future
-        when_done(future, lambda _: self._inbox.put((future.call, None)))
+        self._running[future.call] = trial, future
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: Any) -> None:
+        error_of(future)  # what it has reported was heard by then
+        self._inbox.put((future.call, None))
 
     def _report(self, call: str, report: Progress) -> bool:
         """Tells the pruner; returns whether the trial has ended thereby."""
-        _, trial, future = self._running[call]
+        trial, future = self._running[call]
         value = next(iter(report.metrics.values())) if self._metric is None else report.metrics.get(self._metric)
         if value is None or len(self._study.directions) > 1:
             return False
@@ -162,73 +170,43 @@ class _Search:
         if not trial.should_prune():
             return False
         future.cancel()
-        self._tell(call, None, self._optuna.trial.TrialState.PRUNED)
-        return True
+        return self._tell(call, None, self._states.PRUNED)
 
     def _end(self, call: str) -> bool:
-        _, trial, future = self._running[call]
+        trial, future = self._running[call]
         error = error_of(future)
         if error is None:
-            self._tell(call, future.result(), None)
-        elif isinstance(error, PoolClosed | CancelledError):
+            return self._tell(call, future.result())
+        if isinstance(error, PoolClosed | CancelledError):
             raise error
-        else:
-            trial.set_user_attr("error", f"{type(error).__name__}: {error}")
-            self._tell(call, None, self._optuna.trial.TrialState.FAIL)
+        trial.set_user_attr("error", f"{type(error).__name__}: {error}")
+        return self._tell(call, None, self._states.FAIL)
+
+    def _tell(self, call: str, value: Any, state: Any = None) -> bool:
+        trial, _ = self._running.pop(call)
+        self._study.tell(trial, value, state=state)
+        self._keep("told", trial)
         return True
 
-    def _tell(self, call: str, value: Any, state: Any) -> None:
-        number, trial, _ = self._running.pop(call)
-        self._study.tell(trial, value, state=state)
-        self._keep("told", number, trial)
+    def _check(self, call: PendingCompute[Any]) -> None:
+        """Refuses trials that were kept of other code."""
+        from skyward.transport.fingerprint import Fingerprints, changes
 
-    def _keep(self, fact: str, number: int, trial: Any) -> None:
-        """Writes what there is of a trial now."""
-        if self._journal is None:
-            return
-        found = self._study.get_trials(deepcopy=False)[trial.number]
-        to_json = self._optuna.distributions.distribution_to_json
-        self._journal.append(
-            {
-                "fact": fact,
-                "number": number,
-                "state": found.state.name,
-                "values": found.values,
-                "params": {name: found.distributions[name].to_internal_repr(v) for name, v in found.params.items()},
-                "distributions": {name: to_json(each) for name, each in found.distributions.items()},
-                "user_attrs": _plain(found.user_attrs),
-                "system_attrs": _plain(found.system_attrs),
-                "reports": [[step, value] for step, value in found.intermediate_values.items()],
-            },
-            sync=False,
-        )
+        run = cast("Opened", self._run)
+        _, version = Fingerprints().item(PendingCompute[Any](call.fn), call.name)
+        before = [fact for fact in run.facts if fact["fact"] == "version"]
+        if before and before[-1]["id"] != version.id and self._changed is None:
+            changed = changes(before[-1]["manifest"], version.manifest)
+            raise InvalidArgument(
+                f"resume={run.path.name!r}: the trials there are of another version of {call.name}. What has changed "
+                f'since: {changed}. Give changed="keep" to continue with them all the same, or another name to begin '
+                "again."
+            )
+        run.journal.append({"fact": "version", "id": version.id, "manifest": dict(version.manifest)})
+        self._checked = True
 
-    def _made(self, fact: Mapping[str, Any]) -> Any:
-        return self._optuna.trial.create_trial(
-            state=self._optuna.trial.TrialState[fact["state"]],
-            values=fact["values"],
-            params=self._params(fact),
-            distributions=self._distributions(fact),
-            user_attrs=fact["user_attrs"],
-            system_attrs=fact["system_attrs"],
-            intermediate_values={int(step): value for step, value in fact["reports"]},
-        )
-
-    def _distributions(self, fact: Mapping[str, Any]) -> dict[str, Any]:
-        from_json = self._optuna.distributions.json_to_distribution
-        return {name: from_json(text) for name, text in fact["distributions"].items()}
-
-    def _params(self, fact: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._distributions(fact)
-        return {name: found[name].to_external_repr(value) for name, value in fact["params"].items()}
-
-
-def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that JSON knows."""
-    kept: dict[str, Any] = {}
-    for name, value in attributes.items():
-        try:
-            kept[name] = json.loads(json.dumps(value))
-        except (TypeError, ValueError):
-            continue
-    return kept
+    def _keep(self, fact: str, trial: Any) -> None:
+        if self._run is not None:
+            content = pickle.dumps(self._study.get_trials(deepcopy=False)[trial.number])
+            told = {"fact": fact, "number": trial.number, "trial": base64.b64encode(content).decode()}
+            self._run.journal.append(told, sync=False)

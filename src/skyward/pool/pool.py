@@ -682,7 +682,7 @@ class ComputePool(Collections, Mistakes):
             raise
         finally:
             if run is not None:
-                run.finish(futures)
+                run.finish()
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         """The same as `run_parallel(group)`, later: `group > pool`."""

@@ -31,10 +31,11 @@ from skyward.errors import InvalidArgument
 from skyward.transport import blobs, bytecode, tensors
 from skyward.transport.payload import Packer, is_by_value, unpack
 
-__all__ = ["Fingerprints", "Unstable", "Version"]
+__all__ = ["Fingerprints", "Unstable", "Version", "changes"]
 
 _ATOMS = frozenset({int, float, str, bytes, bool, type(None), complex})
 _HASHED_FAST = 64 << 10
+_NAMED = 6
 _SHOWN = 12  # steps of a path in a message
 _HEAP = 1 << 9  # of a class: it was made by a class statement, or like one
 _CHECKED = 3  # items whose content is compared with that of a pickled copy
@@ -73,6 +74,15 @@ class Version(NamedTuple):
 
     id: str
     manifest: Mapping[str, str]
+
+
+def changes(before: Mapping[str, str] | None, after: Mapping[str, str]) -> str:
+    """The paths in which two manifests differ, for a message."""
+    if before is None:
+        return "not known, since the record of that version is damaged"
+    paths = [path for path in {**after, **before} if before.get(path) != after.get(path)]
+    more = len(paths) - _NAMED
+    return "; ".join(paths[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 class _Known(NamedTuple):
