@@ -7,7 +7,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ __all__ = [
     "hide",
     "hide_beginning",
     "hide_bytes",
+    "holds_secret",
     "installer_environment",
     "longest",
     "looks_secret",
@@ -164,6 +165,9 @@ _SHORTEST_ANYWHERE = 8
 """Characters; a shorter text is hidden where it is a word of its own: `test` not in `testing`."""
 _ESCAPE = re.compile(r"(\\[abfnrtv0]|%[0-9A-Fa-f]{2}|\x1b\[[0-9;]{0,16}m)\Z")
 """Ends in a letter or a figure, but is no part of the word that follows: a line end in quotes, a space, a colour."""
+_PICKLED = b"skyward.api.secret"
+_CHUNK = 16 << 20
+_OVERLAP = 1 << 16  # a secret may lie across the end of a chunk
 _RECENT = 256
 
 
@@ -226,6 +230,16 @@ def hide_bytes(data: bytes) -> bytes:
     if any(form.encode("utf-8", "surrogateescape") in data for form in _forms_now):
         return hide(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     return data
+
+
+def holds_secret(buffers: Iterable[bytes | bytearray | memoryview]) -> bool:
+    """Whether one of them makes a Secret when it is unpickled, or has the value of one that is known here."""
+    for buffer in buffers:
+        for at in range(0, len(buffer), _CHUNK):
+            content = bytes(buffer[at : at + _CHUNK + _OVERLAP])
+            if _PICKLED in content or (any_hidden() and hide_bytes(content) is not content):
+                return True
+    return False
 
 
 def longest() -> int:

@@ -25,9 +25,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 from skyward.api.compute import PendingCompute, Resume, name_of
 from skyward.api.image import Image
-from skyward.api.secret import without_secrets
+from skyward.api.secret import holds_secret, without_secrets
 from skyward.client.call import CallFuture
-from skyward.client.failed_calls import holds_secret
 from skyward.client.futures import UserCode, UserFuture, when_done
 from skyward.errors import InvalidArgument
 from skyward.history.runs import Opened, open_run
@@ -209,7 +208,7 @@ class Resumed:
     def _line(self, index: int, result: Any) -> bytes | None:
         try:
             data = dumped(result)
-            if holds_secret(data):
+            if holds_secret([data]):
                 self._warn(f"results that hold a sky.Secret are not kept in {self.name}; they will be computed again.")
                 return None
             fact = {"fact": "result", **self._keys[index]._asdict()}

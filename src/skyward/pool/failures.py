@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.api.context import PoolContext
 from skyward.api.image import Image, PipIndex, mask
 from skyward.api.plugin import Plugin
-from skyward.api.secret import any_hidden, hide_bytes, without_secrets
+from skyward.api.secret import holds_secret, without_secrets
 from skyward.client.call import Call, new_id
 from skyward.errors import PluginError
 from skyward.events import EndOfCall
@@ -40,9 +40,6 @@ __all__ = ["keep_failed_calls", "keep_failed_hook"]
 log = logging.getLogger("skyward.history")
 
 _MOST_WAITING = 64 << 20
-_SECRET = b"skyward.api.secret"
-_CHUNK = 16 << 20
-_OVERLAP = 1 << 16  # a secret may lie across the end of a chunk
 _LEFT_OUT = ("blobs", "each", "gang", "keep", "log", "place", "streams")  # of what a runner is told
 _WITH_SECRET = "its function or its arguments hold a sky.Secret"
 _SOURCE = re.compile(r'^ *File "(.+?)", line \d+', re.M)
@@ -109,7 +106,7 @@ class _FailedCalls:
             error=exceptions.as_text(error), rank=node if error.rank is None else error.rank, attempt=0, group=id,
             **self._place(node),
         )  # fmt: skip
-        if any(_holds_secret(self._hooks([each])) for each in self._context.plugins if each.name == error.plugin):
+        if any(holds_secret(self._hooks([each])) for each in self._context.plugins if each.name == error.plugin):
             made = replace(made, refused=f"the hooks of {error.plugin} hold a sky.Secret")
         self._waiting.append((made, (), {}))
         self.flush()
@@ -128,7 +125,7 @@ class _FailedCalls:
             return "it took a result that stays on a node"
         if size > self._limit:
             return f"with its arguments it has {size:,} bytes, and max_replay_bytes={self._limit} of its pool is less"
-        if _holds_secret(call.pieces):
+        if holds_secret(call.pieces):
             return _WITH_SECRET
         if self._size and self._size + size > max(_MOST_WAITING, self._limit):
             return "too many calls failed at once, and it was not one of the first"
@@ -159,7 +156,7 @@ class _FailedCalls:
         if not self._pool_written:
             self._kept.keep_pool(*self._shared())
             self._pool_written = True
-        if _holds_secret(map(blobs.read, files.values())):
+        if holds_secret(map(blobs.read, files.values())):
             call, pieces, files = _refused(replace(call, refused=_WITH_SECRET)), (), {}
         sources = [] if call.refused else [_sources(call.error)]
         self._kept.keep(call, [*pieces, *sources], files)
@@ -175,7 +172,7 @@ class _FailedCalls:
             env=env,
             allow_env=image.allow_env,
         )
-        kept = [plugin for plugin in context.plugins if not _holds_secret(self._hooks([plugin]))]
+        kept = [plugin for plugin in context.plugins if not holds_secret(self._hooks([plugin]))]
         made = PoolOfCalls(
             pool=context.name,
             interpreter=sys.executable,
@@ -203,16 +200,6 @@ def _refused(call: FailedCall) -> FailedCall:
     return replace(call, size=0, about={}, large={})
 
 
-def _holds_secret(buffers: Iterable[Buffer]) -> bool:
-    """Whether one of them makes a `sky.Secret` when it is unpickled, or has the value of one that is known here."""
-    for buffer in buffers:
-        for at in range(0, nbytes(buffer), _CHUNK):
-            content = bytes(buffer[at : at + _CHUNK + _OVERLAP])
-            if _SECRET in content or (any_hidden() and hide_bytes(content) is not content):
-                return True
-    return False
-
-
 def _sources(error: str) -> bytes:
     """The user's files that a traceback names, as they are now."""
     found: dict[str, str] = {}
@@ -224,7 +211,7 @@ def _sources(error: str) -> bytes:
         except (OSError, ValueError):
             continue  # a file of the node, or of a notebook's cell
     made = json.dumps(found).encode()
-    return b"{}" if _holds_secret([made]) else made
+    return b"{}" if holds_secret([made]) else made
 
 
 def _import_paths(image: Image, directory: str) -> Sequence[str]:
