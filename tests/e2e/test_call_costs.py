@@ -23,7 +23,7 @@ OBJECTS = 12  # of those that the garbage collector looks at, for a call that is
 A_CHUNK = 270  # functions of Skyward that run here for a chunk of a map; 160 to 217
 ON_ITS_NODE = 80  # functions of any module that run in the main thread of its process there, besides the body; 70
 OF_A_VALUE_THERE = 15  # more of them for such a value; up to 6
-OF_A_CLASS = 600  # more here, and there, for an object whose class only this computer has; 400 to 500
+OF_A_CLASS = 100  # more there for an object whose class only this computer has; 75
 CHUNK_THERE = 95  # and for a chunk of a map; 78
 
 

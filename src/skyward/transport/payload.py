@@ -22,13 +22,16 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import cloudpickle
 
 from skyward.errors import FilesLost, NodeDiskFull, NotSerializable
 from skyward.transport import blobs, tensors
 from skyward.transport.blobs import LARGE
+
+if TYPE_CHECKING:
+    from skyward.transport.classes import Classes
 
 __all__ = [
     "Packed",
@@ -38,6 +41,7 @@ __all__ = [
     "bytearray_of",
     "bytes_of",
     "is_by_value",
+    "names_in",
     "pack_plain",
     "split",
     "unpack",
@@ -64,13 +68,21 @@ class Packer:
         self._functions: weakref.WeakKeyDictionary[FunctionType, tuple[tuple[object, ...], Packed]] = (
             weakref.WeakKeyDictionary()
         )
+        self._classes: Classes | None = None
 
     def pack(self, value: object, what: str) -> Packed:
         if (plain := self.pack_simple(value)) is not None:
             return plain
+        if self._classes is None:
+            from skyward.transport.classes import Classes  # agents load this file, and never pickle
+
+            self._classes = Classes(lambda cls: _cloudpickle(cls)[0])
+        return self._pickled(value, what, self._classes)
+
+    def _pickled(self, value: object, what: str, classes: Classes | None) -> Packed:
         try:
             with _by_value(self):
-                return _cloudpickle(value)
+                return _cloudpickle(value, classes)
         except (NotSerializable, NodeDiskFull, FilesLost):  # of a file for what leaves a GPU
             raise
         except Exception as exc:  # whatever a user's __reduce__ raises: reported with the path, never swallowed
@@ -90,15 +102,14 @@ class Packer:
 
     def pack_function(self, fn: object, what: str) -> Packed:
         """As `pack`; a function that refers to nothing but constants is pickled once and then known by them."""
-        if not isinstance(fn, FunctionType):
-            return self.pack(fn, what)
-        constants = _constants_of(fn)
-        if constants is None:
-            return self.pack(fn, what)
+        # a function may change what its classes see of the module, so they share that with it
+        constants = _constants_of(fn) if isinstance(fn, FunctionType) else None
+        if constants is None or not isinstance(fn, FunctionType):
+            return self._pickled(fn, what, None)
         known = self._functions.get(fn)
         if known is not None and len(known[0]) == len(constants) and all(map(operator.is_, known[0], constants)):
             return known[1]
-        packed = self.pack(fn, what)
+        packed = self._pickled(fn, what, None)
         self._functions[fn] = (constants, packed)
         return packed
 
@@ -189,6 +200,8 @@ class _Keeping(pickle.Unpickler):
                 return functools.partial(self._skeleton, found)
             if name == "_class_setstate":
                 return functools.partial(self._set_state, found)
+        if module == "skyward.transport.classes" and name == "load_class":
+            return functools.partial(found, loads=_load_keeping)
         return _load_storage if (module, name) == ("torch.storage", "_load_from_bytes") else found
 
     def _skeleton(self, make: Callable[..., type], *args: Any) -> type:
@@ -200,6 +213,10 @@ class _Keeping(pickle.Unpickler):
 
     def _set_state(self, set_state: Callable[..., Any], cls: type, state: Any) -> Any:
         return cls if id(cls) in self._own else set_state(cls, state)
+
+
+def _load_keeping(data: bytes) -> Any:
+    return _Keeping(io.BytesIO(data)).load()
 
 
 def _load_storage(data: bytes) -> Any:
@@ -214,15 +231,22 @@ _as_cloudpickle: Any = cast(Any, cloudpickle.Pickler).reducer_override
 class Pickler(cloudpickle.Pickler):
     dispatch_table: ClassVar[Any] = ChainMap(tensors.TABLE, *cast(Any, cloudpickle.Pickler).dispatch_table.maps)
 
-    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
+    def __init__(
+        self,
+        file: Any,
+        buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None,
+        classes: Classes | None = None,
+    ) -> None:
         from skyward.transport.definitions import KINDS, reduce
 
         tensors.note_loaded_frameworks()
-        self._kinds, self._reduce = KINDS, reduce
+        self._kinds, self._reduce, self._classes = KINDS, reduce, classes
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = _type(obj)
+        if kind is type and self._classes is not None and (sent := self._classes.reduced(obj)) is not None:
+            return sent
         made = self._reduce(obj) if kind in self._kinds else NotImplemented
         if made is not NotImplemented:
             return made
@@ -245,9 +269,9 @@ def _remember(code: CodeType) -> None:
         _codes[code] = None
 
 
-def _cloudpickle(value: object) -> Packed:
+def _cloudpickle(value: object, classes: Classes | None = None) -> Packed:
     out = PieceWriter()
-    cast(Any, Pickler(out, out.buffer)).dump(value)
+    cast(Any, Pickler(out, out.buffer, classes)).dump(value)
     return out.packed()
 
 
@@ -336,7 +360,7 @@ _internals._is_registered_pickle_by_value = _travels_by_value
 
 
 @functools.lru_cache(maxsize=4096)
-def _all_names(code: CodeType) -> tuple[str, ...]:
+def names_in(code: CodeType) -> tuple[str, ...]:
     from skyward.transport.pickle_errors import names
 
     return tuple(names(code))
@@ -347,7 +371,7 @@ def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
     if fn.__closure__ or fn.__kwdefaults__ or fn.__dict__:
         return None
     scope = fn.__globals__
-    found = (fn.__code__, *(fn.__defaults__ or ()), *(scope[name] for name in _all_names(fn.__code__) if name in scope))
+    found = (fn.__code__, *(fn.__defaults__ or ()), *(scope[name] for name in names_in(fn.__code__) if name in scope))
     return found if _CONSTANT.issuperset(map(type, found)) else None
 
 
