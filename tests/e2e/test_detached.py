@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -94,7 +95,15 @@ def test_the_example_of_the_guide_runs_detached() -> None:
     assert submit(str(example), "--name", "example").returncode == 0
     run = Run("example")
     assert run.wait(120).stage == "finished", text_of(run)
-    assert "[0, 1, 4, 9]" in text_of(run)
+    assert "epoch 2: [0.333" in text_of(run)
+    run.fetch("copy")
+    assert json.loads(Path("copy/results/losses.json").read_text())[0] == [1.0, 0.5]
+
+
+def test_the_function_of_the_guide_returns_what_it_computes() -> None:
+    example = Path(__file__).parents[2] / "examples" / "guides" / "31_detached_function.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split()[-1] == "14", done.stderr
 
 
 def test_a_program_that_fails_is_a_failed_run_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
