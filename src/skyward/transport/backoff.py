@@ -1,4 +1,4 @@
-"""How long to wait between attempts. Programs that run without this package (join, watchdog) have their own."""
+"""How long to wait between attempts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["backoff"]
 def backoff(
     first: float, longest: float, factor: float = 2.0, jitter: Callable[[], float] = lambda: 1.0
 ) -> Iterator[float]:
-    """Pauses in seconds, without end, each `factor` times the last. `jitter` gives the share of each that is waited."""
+    """Endless pauses in seconds, each `factor` times the last; `jitter` gives the share of each that is waited."""
     pause = first
     while True:
         pause = min(longest, pause)

@@ -1,9 +1,7 @@
 """Large buffers as files in a private directory, memory-mapped where they are used.
 
-A blob is written once and read by every process of a machine without copying it; on tmpfs it never touches a disk.
-Arguments are named by their content, so a repeated one is not written again; results by a random name, and their
-reader removes them. The blobs of a result that is kept are named by its key (20 characters), the attempt (3) and the
-index of the piece (5).
+Arguments are named by their content, so a repeated one is not written again; results by a random name, and their reader
+removes them. Blobs of a kept result are named by its key, the attempt and the index of the piece.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ _WEEK = 7 * 86_400.0
 
 
 def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
-    """Writes a buffer into a directory of a store; falls back to disk when the memory file system is full."""
+    """Writes a buffer; falls back to disk when the memory file system is full."""
     view = memoryview(buffer).cast("B")
 
     def fill(fd: int) -> None:
@@ -104,7 +102,7 @@ def digest(buffer: Buffer) -> str:
 
 
 class Incoming:
-    """Blobs that arrive in ordered pieces; one that does not fit in memory goes to disk."""
+    """Blobs that arrive in ordered pieces."""
 
     def __init__(self, directory: str, suffix: str = "") -> None:
         self._directory, self._suffix = directory, suffix
@@ -114,10 +112,7 @@ class Incoming:
         return self._elsewhere.get(name) or os.path.join(self._directory, name + self._suffix)
 
     def write(self, name: str, offset: int, data: Buffer, total: int = 0) -> None:
-        """Writes a piece; the first one makes the file, where there is room for the `total`.
-
-        If others take that room meanwhile, what there is moves to a disk, and the caller waits for that.
-        """
+        """Writes a piece; the first one makes the file, where there is room for the `total`."""
         if not offset:
             remove([self.path(name)])  # of an attempt that nobody has ended
             self.forget(name)
@@ -190,7 +185,7 @@ def remove(paths: Iterable[str]) -> None:
 
 
 def duplicate(path: str) -> str:
-    """Another name for a blob; a copy of it, where the file system has no second names."""
+    """Another name for a blob, or a copy where the file system has no hard links."""
     name = os.path.join(os.path.dirname(path), os.urandom(12).hex())
     try:
         os.link(path, name)
@@ -233,9 +228,8 @@ def _hold(directory: str) -> None:
 
 
 def room(directory: str) -> int:
-    """How many bytes of blobs a directory may hold: a quarter of what is free, an eighth of what memory we may use.
-
-    In a container /dev/shm may be as large as the machine's, and what lies in it counts as the container's memory.
+    """How many bytes of blobs a directory may hold. In a container, what lies in /dev/shm counts as the container's
+    memory.
     """
     free = os.statvfs(directory)
     return max(LARGE, min(free.f_bavail * free.f_frsize // 4, _memory_limit() // 8))
@@ -243,7 +237,7 @@ def room(directory: str) -> int:
 
 @lru_cache(1)
 def _memory_limit() -> int:
-    """The memory limit of this process's control group, or of one above it; without one, more than there can be."""
+    """The memory limit of this process's control group, or of one above it."""
     limits = [1 << 62]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -267,7 +261,6 @@ def key_of(name: str) -> str | None:
 
 
 def kept_names(key: str, attempt: int, count: int) -> list[str]:
-    """What the blobs of a kept result are called; a result has as many pieces at most as a frame has buffers."""
     return [f"{key}{attempt % 0x1000:03x}{index:05x}" for index in range(count)]
 
 
@@ -289,10 +282,7 @@ def keep(directory: str, names: Sequence[str], pieces: Sequence[Buffer], moved: 
 
 
 class BlobIndex:
-    """Which blobs lie in a directory, and how many calls need each. Those that no call needs go when room is short.
-
-    Not thread-safe: its owner holds a lock. `limit` says how many bytes there may be.
-    """
+    """Which blobs lie in a directory, and how many calls need each; not thread-safe."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
@@ -322,7 +312,6 @@ class BlobIndex:
                 del self._uses[name]
 
     def discard(self, names: Iterable[str]) -> list[str]:
-        """Takes out what no call needs; returns where it is."""
         return self.take_out(name for name in names if name not in self._uses)
 
     def take_out(self, names: Iterable[str]) -> list[str]:
@@ -331,7 +320,7 @@ class BlobIndex:
         return [path for path, _ in gone]
 
     def make_room(self) -> list[str]:
-        """Takes out what no call needs, until the rest fits; returns where it is."""
+        """Drops unused blobs until the rest fits; returns their paths."""
         limit, gone = self._limit(), list[str]()
         if self._bytes <= limit:
             return gone
@@ -343,10 +332,7 @@ class BlobIndex:
 
 
 class Store:
-    """The client's directory of blobs: arguments of calls, named by their content.
-
-    A forked child of the client has a copy of this object; whatever it lets go of, it removes nothing.
-    """
+    """The client's directory of blobs. A forked child has a copy of this object, and removes nothing."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.directory = make_directory()
@@ -359,10 +345,7 @@ class Store:
         self.closed = False
 
     def put(self, buffer: Buffer) -> tuple[str, Blob]:
-        """Writes a buffer unless its content is there already, and keeps it until `release`.
-
-        The lock is free while it writes: the I/O thread takes it at the end of every call.
-        """
+        """Writes a buffer unless its content is there already, and keeps it until `release`."""
         name = digest(buffer)
         found, gone = None, list[str]()
         with self._lock:
@@ -423,7 +406,6 @@ class Store:
             return self._index.get(digest) is not None
 
     def release(self, digests: Iterable[str]) -> None:
-        """The blobs stay cached while there is room."""
         if os.getpid() == self._owner:
             with self._lock:
                 self._index.release(digests)
@@ -442,7 +424,7 @@ class Store:
 
 
 def _set_aside(paths: Iterable[str]) -> list[str]:
-    """Gives files other names, quickly: they are removed later, when their own may be in use again."""
+    """Renames files quickly; they are removed later."""
     aside: list[str] = []
     for path in paths:
         name = os.path.join(os.path.dirname(path), os.urandom(12).hex())
@@ -472,7 +454,7 @@ def directories(directory: str) -> list[str]:
 
 
 def _spill(directory: str) -> str | None:
-    """Where blobs go when a directory has no more room, for every process of a pool on a machine; None until then."""
+    """Where blobs go when a directory is full, for every process of a pool on a machine."""
     try:
         return os.readlink(os.path.join(directory, _SPILL))
     except OSError:
@@ -480,10 +462,7 @@ def _spill(directory: str) -> str | None:
 
 
 def _new_spill(directory: str, full: Sequence[str]) -> str | None:
-    """Makes that directory, with a name that nobody can have guessed; a link in our own one leads to it.
-
-    None if there is no place for temporary files but those that are full.
-    """
+    """Makes that directory, with a name that nobody can guess; a link in our own one leads to it."""
     import tempfile
 
     bases = [base for base in dict.fromkeys((tempfile.gettempdir(), *_DISKS)) if base not in full]
@@ -505,7 +484,7 @@ def _new_spill(directory: str, full: Sequence[str]) -> str | None:
 
 
 def _further(directory: str, full: list[str]) -> str | None:
-    """The next directory after one that has no more room; None if there is none. `full` grows by its place."""
+    """The next directory after one that is full."""
     full.append(os.path.dirname(directory))
     spill = _spill(directory) or _new_spill(directory, full)
     if spill is not None and not private.is_private(spill):
@@ -514,7 +493,7 @@ def _further(directory: str, full: list[str]) -> str | None:
 
 
 def _with_room(directory: str, size: int) -> str:
-    """A directory or the first one after it that has room; the directory itself if none has, or says so."""
+    """The first directory with room; the first one if none has."""
     full: list[str] = []
     place: str | None = directory
     while place is not None:
@@ -526,10 +505,7 @@ def _with_room(directory: str, size: int) -> str:
 
 
 def _sweep(base: Path) -> None:
-    """Removes the directories of pools whose client was killed and could not clean up.
-
-    One without a lock is being made, or belongs to a version that had none.
-    """
+    """Removes the directories of pools whose client was killed. One without a lock is being made."""
     for path in base.glob("skyward-[0-9]*-*"):
         try:
             # in this order: a lock that is made meanwhile is seen as held
@@ -543,7 +519,6 @@ def _sweep(base: Path) -> None:
 
 
 def _made(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, int]:
-    """A new file with what `fill` puts into it, open; on a disk that has room when the memory file system has none."""
     full: list[str] = []
     while True:
         try:
@@ -580,10 +555,8 @@ Worded = Callable[[int], contextlib.AbstractContextManager[object]]
 
 
 class Spill:
-    """Blobs of one result in `directory`; `arguments` are the blobs that came with the call.
-
-    What is packed in its `with` block, in the same thread, may use `room`; what of that is not stored is removed.
-    `worded(size)` is open while that makes a file, and says in words why it cannot.
+    """Blobs of one result in `directory`; `arguments` are the blobs that came with the call. `worded(size)` is open
+    while that makes a file, and explains a failure.
     """
 
     def __init__(
@@ -611,7 +584,7 @@ class Spill:
         return memoryview(mapped)
 
     def store(self, pieces: list[Any]) -> dict[str, Blob]:
-        """Moves large pieces into blobs, in place, and says which."""
+        """Moves large pieces into blobs, in place, and returns their indices."""
         moved: dict[str, Blob] = {}
         try:
             for index, piece in enumerate(pieces):
@@ -631,7 +604,7 @@ class Spill:
         return self._linked(view) or write(self._directory, view)
 
     def _linked(self, view: memoryview) -> Blob | None:
-        """A second name of the argument that has the same content, if there is one."""
+        """A second name of the argument that has the same content."""
         for path, size in self._arguments:
             try:
                 if size == view.nbytes and _is_content_of(path, view):
@@ -644,7 +617,7 @@ class Spill:
 
 
 def stowed(pieces: list[Any], directory: str) -> list[Any]:
-    """The pieces of an item for a process of this computer: large ones as blobs, which an extra first piece names."""
+    """The pieces of an item for a process of this computer: large ones as blobs, named in an extra first piece."""
     moved = Spill(directory).store(pieces)
     return [_STOWED + json.dumps(moved).encode(), *pieces] if moved else pieces
 

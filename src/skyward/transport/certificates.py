@@ -1,7 +1,6 @@
 """A certificate authority for each pool; its key lives in the client's memory and nowhere else.
 
-A certificate names the role of its owner: the client, or one node with its number. TLS checks that the certificate is
-of this pool; `role_of` and `secure` say whose it is, so that a node can speak for itself only.
+A certificate names the role of its owner: the client, or one node with its number.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LONGEST = 20 * _YEAR  # what a date can say is limited
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate with its key, and the authority that both sides trust, as PEM text."""
+    """A certificate with its key, and the authority, as PEM text."""
 
     ca: str
     cert: str
@@ -41,11 +40,7 @@ class WrongPeer(ConnectionError):
 
 
 class Authority:
-    """Issues certificates for one pool, each valid for `ttl` seconds and a day.
-
-    The authority's own certificate is valid for longer: machines can be replaced, so a pool may live longer than any
-    of them. Its key ends with the process of the client.
-    """
+    """Issues certificates for one pool, each valid for `ttl` seconds and a day."""
 
     def __init__(self, pool: str, ttl: float) -> None:
         from cryptography import x509
@@ -67,7 +62,7 @@ class Authority:
         self.pem = self._cert.public_bytes(serialization.Encoding.PEM).decode()
 
     def issue(self, role: str) -> Identity:
-        """A certificate for one party of the pool: `CLIENT`, which only ever connects, or a `node_role`."""
+        """A certificate for `CLIENT`, which only connects, or for a `node_role`."""
         key = self._ec.generate_private_key(self._ec.SECP256R1())
         usage = [self._usage.CLIENT_AUTH] if role == CLIENT else [self._usage.CLIENT_AUTH, self._usage.SERVER_AUTH]
         cert = (
@@ -118,7 +113,7 @@ def role_of(sock: Any) -> str:
 
 
 def secure(sock: socket.socket, context: ssl.SSLContext, timeout: float, role: str) -> ssl.SSLSocket:
-    """Makes the TLS connection of a client over a socket; closes the socket if that fails, or `role` is not there."""
+    """TLS over a client's socket; closes the socket if that fails, or the peer has another `role`."""
     try:
         sock.settimeout(timeout)
         tune(sock)
@@ -156,7 +151,7 @@ def _load(made: ssl.SSLContext, pem: bytes) -> None:
 
 
 class _Socket(ssl.SSLSocket):
-    """A TLS socket that says as other sockets do that it has no data, no room, or has ended."""
+    """A TLS socket that reports no data, no room and the end as other sockets do."""
 
     def send(self, data: Any, flags: int = 0) -> int:
         try:
@@ -180,7 +175,7 @@ class PoolCertificates:
         self.client()
 
     def client(self) -> ssl.SSLContext:
-        """TLS with the client's certificate; machines can be replaced, so a pool may live longer than one is valid."""
+        """TLS with a fresh client certificate: a pool may live longer than one is valid."""
         now = time.monotonic()
         if self._tls is None or now > self._tls[1]:
             identity = self.authority.issue(CLIENT)

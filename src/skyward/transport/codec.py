@@ -1,17 +1,15 @@
-"""Messages as records: how they are written, how they are read and checked, and who handles them.
+"""Messages as records: how they are encoded, checked, and dispatched to handlers.
 
-    class Cancel(Message):                   ["cancel", id, grace, number of buffers]
+    class Cancel(Message):                       ["cancel", id, grace, number of buffers]
         id: str
         grace: Annotated[float, Within(0, 60)]
 
-    class Ended(Message, kw_only=True):      ["ended", id, {"s": seconds}, number of buffers]
+    class Ended(Message, kw_only=True):          ["ended", id, {"s": seconds}, number of buffers]
         id: str
         seconds: Annotated[float | None, Wire("s")] = None
 
-The kind is the name of the class, or what is given as `kind`. Of a message whose fields are given by name, all but the
-first are one object on the wire, without those at their default; names that it has not are ignored. A field that is an
-object is a TypedDict. The encoder and the decoder of a class are generated from its annotations when they are first
-needed. What does not fit them is Malformed; what concerns several fields is checked by a method `validate`.
+Encoder and decoder are generated from the annotations when first needed. Unknown names are ignored; what does not fit
+is Malformed. A method `validate` checks what concerns several fields.
 """
 
 from __future__ import annotations
@@ -61,30 +59,28 @@ __all__ = [
 ]
 
 Raw = list[Any]
-"""A message as it is on the wire."""
 Buffers = Sequence[Any]
 
 _COUNT = (1 << 63) - 1
 MOST = sys.float_info.max
-"""The largest number."""
 
 
 class Within(Record):
-    """The limits of a number. Without them, an int is a count from zero, and a float is finite."""
+    """Limits of a number. Without them, an int is a count from zero, and a float is finite."""
 
     least: float
     most: float
 
 
 class Length(Record):
-    """The limits of the length of a text, a list, an object, or of the buffers."""
+    """Limits of the length of a text, a list, an object, or of the buffers."""
 
     least: int
     most: int
 
 
 class Wire(Record):
-    """The name of a field on the wire, if it is another than here."""
+    """The name of a field on the wire."""
 
     name: str
 
@@ -93,7 +89,6 @@ class Message(Record):
     """A subclass is one kind of message; it has buffers if it has a field `buffers`."""
 
     def encoded(self) -> tuple[Raw, Buffers]:
-        """The message as it is sent, and its buffers."""
         cls, known = type(self), dict[str, Any]()
         hints, (fields, named) = _hints(cls), _fields(cls)
         lines = _written(cls, named, hints, known) if named else []
@@ -106,11 +101,10 @@ class Message(Record):
 
 
 class Direction:
-    """One direction between two processes: the classes in it are its messages."""
+    """One direction of a link: the classes in it are its messages."""
 
     @classmethod
     def messages(cls) -> dict[str, type[Message]]:
-        """The class of each kind."""
         found = [part for part in vars(cls).values() if isinstance(part, type) and issubclass(part, Message)]
         return {kind_of(part): part for part in found}
 
@@ -125,9 +119,7 @@ _HANDLED: dict[Any, type[Message]] = {}
 
 
 def handles(message: type[M]) -> Callable[[Handler[S, M, P, R]], Handler[S, M, P, R]]:
-    """Registers a method as the one that handles these messages, and those of subclasses, for every `Receiver` of its
-    object.
-    """
+    """Registers a method as the handler of these messages and their subclasses."""
 
     def register(method: Handler[S, M, P, R]) -> Handler[S, M, P, R]:
         _HANDLED[method] = message
@@ -137,7 +129,7 @@ def handles(message: type[M]) -> Callable[[Handler[S, M, P, R]], Handler[S, M, P
 
 
 class Receiver:
-    """The methods of `owners` that handle the messages of a link; there is one for each."""
+    """Dispatches the messages of a link to the handlers of `owners`."""
 
     def __init__(self, link: type[Direction], *owners: object) -> None:
         self._link = link
@@ -160,7 +152,7 @@ class Receiver:
         self._kinds = found
 
     def hear(self, message: Raw, buffers: Buffers, *context: Any) -> Any:
-        """Has a message handled, and returns what that returns; raises Malformed if it is none of this link."""
+        """Raises Malformed if the message is none of this link."""
         entry = self._kinds.get(message[0])
         if entry is None:
             raise Malformed(f"{str(message[0])[:80]!r} is not a message of {self._link.__name__}")
@@ -168,7 +160,7 @@ class Receiver:
         return method(decode(message, buffers), *context)
 
     def hear_all(self, messages: list[Raw], buffers: list[Any], *context: Any) -> None:
-        """Has the messages of a frame handled; one that raises keeps none of the others from being handled."""
+        """Handles the messages of a frame; one that raises does not stop the others."""
         error: Exception | None = None
         for message, its_buffers in split(messages, buffers):
             try:
@@ -180,7 +172,7 @@ class Receiver:
 
 
 def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Raw, list[Any]]]:
-    """The messages of a frame, each with its buffers; raises Malformed at the first that does not have this form."""
+    """The messages of a frame, each with its buffers."""
     if type(messages) is not list:
         raise Malformed("a frame without a list of messages")
     at = 0
@@ -195,14 +187,14 @@ def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Raw, list[Any]]]:
 
 
 def halves(messages: list[Raw], buffers: Buffers) -> list[tuple[list[Raw], Buffers]]:
-    """Messages that are too much for one frame, with their buffers, as two parts."""
+    """Splits messages that are too much for one frame."""
     middle = len(messages) // 2
     at = sum(message[-1] for message in messages[:middle])
     return [(messages[:middle], buffers[:at]), (messages[middle:], buffers[at:])]
 
 
 def check(message: Message) -> None:
-    """Raises Malformed, as the receiver would: for what users put into a message. Costs as much as sending it."""
+    """Raises Malformed, as the receiver would."""
     import json
 
     raw, buffers = message.encoded()
@@ -210,7 +202,6 @@ def check(message: Message) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a number of things: whole, not negative, and not beyond any counter."""
     return value.__class__ is int and 0 <= value <= _COUNT
 
 
@@ -220,7 +211,6 @@ def kind_of(message: type[Message]) -> str:
 
 @cache
 def decoder(message: type[M]) -> Callable[[Raw, Buffers], M]:
-    """The function that makes a message of what came, and its buffers; it raises Malformed."""
     known: dict[str, Any] = {"cls": message, "new": object.__new__, "inf": math.inf}
     known |= {"wrong_length": _wrong_length, "wrong_field": _wrong_field, "missing": _missing}
     kind, hints, (fields, named) = kind_of(message), _hints(message), _fields(message)
@@ -247,7 +237,7 @@ def _hints(part: Any) -> dict[str, Any]:
 
 
 def _fields(message: type[Message]) -> tuple[list[str], list[str]]:
-    """The fields of a message that are in its list, and those that are in its object."""
+    """The fields of a message that are in its list, and those in its object."""
     names = [name for name in fields_of(message) if name != "buffers"]
     first = 1 if vars(message)["__kw_only"] else len(names)
     return names[:first], names[first:]
@@ -257,7 +247,6 @@ E = TypeVar("E", bound=Record)
 
 
 def _extra(hint: Any, kind: type[E]) -> E | None:
-    """What an annotation says besides the type."""
     extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((extra for extra in extras if isinstance(extra, kind)), None)
 
@@ -296,7 +285,7 @@ def _read(hint: Any, field: str, source: str, kind: str, known: dict[str, Any]) 
 
 
 def _test(hint: Any, value: str, known: dict[str, Any], extras: tuple[Any, ...] = ()) -> str:
-    """An expression that is true if a value from JSON fits a type; empty if any value does."""
+    """An expression that is true if a JSON value fits a type; empty if any value does."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _test(parts[0], value, known, parts[1:])
@@ -333,7 +322,6 @@ def _test(hint: Any, value: str, known: dict[str, Any], extras: tuple[Any, ...] 
 
 
 def fits(part: Any, given: Any) -> bool:
-    """Whether something is an object; if it does not fit this TypedDict, Malformed names the field."""
     return _fitting(part)(given)
 
 

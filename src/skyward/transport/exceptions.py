@@ -1,8 +1,7 @@
 """How an exception crosses from a node to the client: same type, its chain, and the remote traceback as a note.
 
-It is tried on the node whether the exception survives the journey; one that does not becomes a RemoteError with text.
-It becomes bytes in `capture`, and an exception again in `PackedError.rebuilt`, in the thread that asks for it: user
-code runs then, and may block.
+The node tests whether the exception survives; one that does not becomes a RemoteError. It is rebuilt in the thread that
+asks for it: user code runs then, and may block.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_pat
 
 
 class PackedError(Exception):
-    """An exception that has come as bytes; `rebuild` gets the notes that were added here before it was rebuilt."""
+    """An exception as bytes; `rebuilt` gets the notes that were added before."""
 
     def __init__(
         self, rebuild: Callable[[Sequence[str]], BaseException], summary: str = "", traceback: str = ""
@@ -74,7 +73,7 @@ class PackedError(Exception):
         self._error: BaseException | None = None
 
     def rebuilt(self) -> BaseException:
-        """The exception itself; the same one every time."""
+        """The same object every time."""
         with self._rebuilding:
             if self._error is None:
                 self._error = self._rebuild(tuple(getattr(self, "__notes__", ())))
@@ -85,13 +84,12 @@ E = TypeVar("E", bound="BaseException | None")
 
 
 def original(error: E) -> E | BaseException:
-    """The exception itself, where it came as bytes; user code runs then, so no lock may be held."""
+    """The exception itself. User code runs, so no lock may be held."""
     return error.rebuilt() if isinstance(error, PackedError) else error
 
 
 @contextmanager
 def rebuilding() -> Generator[None]:
-    """Raises the `original` of what the block raises."""
     try:
         yield
     except PackedError as exc:
@@ -99,8 +97,6 @@ def rebuilding() -> Generator[None]:
 
 
 class Described(TypedDict):
-    """An exception as text."""
-
     type: str
     message: str
     traceback: str
@@ -108,7 +104,7 @@ class Described(TypedDict):
 
 
 def capture(exc: BaseException) -> tuple[Described, bytes]:
-    """Text (as JSON) and a pickle of the chain (empty where it cannot travel), without the frames of ours before it."""
+    """Text (as JSON) and a pickle of the chain (empty where it cannot travel)."""
     data = _pickled(exc)
     told = traceback.TracebackException(type(exc), exc, users_part(exc.__traceback__))
     if isinstance(exc, SkywardError) and all(frame.filename.startswith(_OURS) for frame in told.stack):
@@ -199,7 +195,7 @@ def as_text(error: BaseException, limit: int = 16 << 10) -> str:
 
 
 def frames_of(exc: BaseException) -> str:
-    """The innermost frames that are the user's, as in a traceback; empty if there are none."""
+    """The innermost frames that are the user's."""
     told = traceback.StackSummary.from_list(
         [
             frame
@@ -221,7 +217,7 @@ def _pickled(exc: BaseException) -> bytes:
 
 @dataclass(frozen=True)
 class _Parts:
-    """An exception taken apart: for those that Python cannot pickle, most often because of their __init__."""
+    """An exception taken apart, for those that Python cannot pickle, most often because of their __init__."""
 
     cls: type[BaseException]
     args: tuple[Any, ...]
@@ -240,10 +236,7 @@ class _Parts:
 
 
 def _portable(exc: BaseException) -> BaseException | _Parts | None:
-    """The exception itself, if it survives the journey; or its parts, less attributes that cannot travel; or None.
-
-    Arguments that are too large are cut: the type says more than they do.
-    """
+    """The exception, or its parts without attributes that cannot travel, or None. Large arguments are cut."""
     if _travels(exc):
         return exc
     try:
@@ -275,7 +268,7 @@ def _dumps(value: object) -> bytes:
 
 
 class _ExceptionPickler(Pickler):
-    """Has exceptions pickled as Python does: some packages register a reducer for all of them that loses arguments."""
+    """Pickles exceptions as Python does: some packages register a reducer that loses arguments."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException):
@@ -326,7 +319,6 @@ def _chained(links: list[tuple[BaseException | _Parts, str, bool]]) -> BaseExcep
 
 
 def _without_secrets(exc: BaseException) -> BaseException:
-    """The exception with *** for the values of secrets in its arguments, notes and other texts, and in its chain's."""
     if any_hidden():
         for link, _, _ in _links(exc):
             cast(Any, BaseException.args).__set__(link, tuple(_masked(value) for value in link.args))
@@ -348,7 +340,6 @@ def _masked(value: Any) -> Any:
 
 
 def users_part(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback without our leading frames."""
     left = tb
     while left is not None and left.tb_frame.f_code.co_filename.startswith(_OURS):
         left = left.tb_next
@@ -356,7 +347,7 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _hide_ours(told: traceback.TracebackException) -> None:
-    """Leaves out our frames among those of the user's: below a decorator of ours, or where something of ours raised."""
+    """Leaves out our frames among the user's."""
     links: list[traceback.TracebackException | None] = [told]
     seen: set[int] = set()
     while links:

@@ -1,11 +1,8 @@
 """Messages on a stream socket: a JSON header and raw buffers, many messages to a frame.
 
-    frame  = header length (u32) | number of buffers (u32) | their lengths (u64 each) | header | buffers
-    header = JSON; what is in the buffers is never looked at here
+    frame  =  header length (u32) | number of buffers (u32) | their lengths (u64 each) | header | buffers
 
-Control travels as JSON so that nothing is unpickled but what the user's own call asks for. What is not a frame raises
-Malformed. What a frame says of its own size is believed up to limits, and memory is taken as its bytes arrive. The same
-limits hold for what is sent: a frame that the other side would refuse raises TooLarge here.
+Sizes are limited on both sides, and memory is taken only as bytes arrive.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ _CHUNK = 1 << 18
 _SMALL = 1 << 16
 _MAX_HEADER = 32 << 20  # as objects, JSON takes up to twenty times as much
 FROM_NODE = 4 << 20
-"""How long a header may be that a node sends to the client: while it is read, no thread of the user's program runs. The
-longest texts of an error fit; whatever can be larger is in buffers, or sent in parts."""
+"""The longest header from a node: no thread of the user's program runs while it is parsed."""
 _MAX_BUFFERS = 1 << 20
 _MAX_FRAME = 16 << 30
 _MAX_BYTES = _MAX_FRAME - (64 << 20)  # in buffers: their lengths and the header are part of the frame
@@ -50,11 +46,11 @@ _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.l
 
 
 class Malformed(ValueError):
-    """A peer has sent what is not a frame or message of ours: its connection is broken, and nothing else."""
+    """A peer has sent what is not a frame or message of ours; only its connection is broken."""
 
 
 class TooLarge(ValueError):
-    """What was to be sent is more than a frame may hold: the other side would refuse it."""
+    """More than a frame may hold."""
 
 
 def loads(data: Buffer) -> Any:
@@ -96,9 +92,8 @@ def nbytes(buffer: Buffer) -> int:
 
 
 def encode(header: Any, buffers: Sequence[Buffer] = (), most_header: int | None = None) -> list[Buffer]:
-    """A frame as pieces ready to be sent; small buffers are joined, large ones are not copied.
-
-    Raises TooLarge for what no reader takes, or a reader with the limit `most_header`.
+    """A frame as pieces ready to be sent. Raises TooLarge for what no reader takes, or a reader with the limit
+    `most_header`.
     """
     text = "".join(_encoder(header, 0)).encode("utf-8", "surrogatepass")
     lengths = [b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers]

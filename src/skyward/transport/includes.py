@@ -1,4 +1,4 @@
-"""The user's own files on their way to a node, as an archive that holds plain files and directories only."""
+"""The user's own files on their way to a node, as an archive of plain files and directories."""
 
 from __future__ import annotations
 
@@ -94,8 +94,6 @@ def unpack(archive: IO[bytes], dest: Path) -> None:
 
 
 class _Rules:
-    """What is not sent: what the user excludes and what is noise, silently; what looks like a credential, named."""
-
     def __init__(self, excludes: Sequence[str], allowed: Sequence[str] = ()) -> None:
         self._patterns = [*(pattern.rstrip("/") for pattern in excludes), *_NOISE]
         self._allowed = [pattern.rstrip("/") for pattern in allowed]
@@ -119,7 +117,7 @@ class _Rules:
         return reason is not None
 
     def withholds(self, name: str, data: bytes) -> bool:
-        """Whether a file is left out because of its text. A module is sent, or imports would fail, and is named."""
+        """Whether a file is left out because of its text. A module is sent, or imports would fail."""
         if self._scanned > _MOST_SCANNED or self._allows(name):
             return False
         self._scanned += len(data)

@@ -1,9 +1,8 @@
-"""Append-only files of checksummed lines: what was written stays readable, whatever happens to the last line.
+"""Append-only files of checksummed lines; a line that was cut off by a crash is skipped.
 
-    7d6f0b1c2a394e5f {"fact":"open","time":1763490000.5}        checksum, space, one JSON object, line end
+    7d6f0b1c2a394e5f {"fact":"open","time":1763490000.5}     checksum, space, one JSON object, line end
 
-Ledgers and run folders are journals. A line that was cut off by a crash, or changed since, is counted and skipped.
-A journal is locked while the process that writes it lives. Nodes load this file: it needs the standard library only.
+A journal is locked while its writer lives. Nodes load this file: it needs the standard library only.
 """
 
 from __future__ import annotations
@@ -57,11 +56,10 @@ def content(path: Path, most: int = -1) -> bytes:
 
 
 class Tail:
-    """The complete lines of a file that others may be writing: each once; an unfinished line is left for later."""
+    """The complete lines of a file that others may be writing, each once."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset, self._rest = path, offset, b""
-        """`offset`: how many bytes were read so far."""
 
     def lines(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
@@ -75,13 +73,12 @@ class Tail:
 
 
 class Journal:
-    """A journal that this process may append to, locked until it is closed or the process ends.
-
-    In a forked child it is closed: the lock belongs to all copies of a descriptor.
+    """A journal that this process may append to. In a forked child it is closed: the lock belongs to all copies of a
+    descriptor.
     """
 
     def __init__(self, path: Path, create: bool) -> None:
-        """Raises BlockingIOError if another process holds the lock, FileNotFoundError if it was removed meanwhile."""
+        """Raises BlockingIOError if another process holds the lock, FileNotFoundError if the file was removed."""
         self.path = path
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
@@ -102,11 +99,10 @@ class Journal:
         return self._fd >= 0
 
     def append(self, *bodies: Mapping[str, Any], sync: bool = True) -> None:
-        """Writes facts at the end; with `sync` they are on disk when it returns. OSError if there is no room."""
+        """With `sync`, the facts are on disk when it returns. OSError if there is no room."""
         self.append_lines(b"".join(map(line, bodies)), sync)
 
     def append_lines(self, lines: bytes, sync: bool = True) -> None:
-        """The same for lines that were made before."""
         with self._lock:
             if self._fd < 0:
                 raise ValueError(f"the journal {self.path} is closed")

@@ -1,4 +1,4 @@
-"""Sockets between processes of one user on one computer: files in a private directory, with the peer's user checked."""
+"""Unix sockets between processes of one user, with the peer's user checked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_peer(sock: socket.socket) -> None:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The process that listens at the other end, by the kernel's word; 0 if it cannot be seen from here."""
+    """The process at the other end, as the kernel knows it; 0 if it cannot be seen from here."""
     if hasattr(socket, "SO_PEERCRED"):
         return struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return struct.unpack("i", sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, 4))[0]
@@ -63,7 +63,7 @@ def _peer_uid(sock: socket.socket) -> int:
 
 @contextmanager
 def _short(path: str) -> Generator[str]:
-    """The path, or one that leads through an open directory where the path is too long for a socket."""
+    """The path, or one through an open directory where the path is too long for a socket."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path
         return

@@ -1,7 +1,6 @@
 """From Python objects to bytes and back: cloudpickle, protocol 5, buffers out of band.
 
-What a function refers to in modules that exist only here travels by value; what the environment holds on both sides
-travels by name. What cannot travel is named by the path that leads to it.
+Modules that exist only here travel by value, others by name.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class Packer:
             return explain(value, what, exc, _cloudpickle)
 
     def is_foreign(self, module: ModuleType) -> bool:
-        """Whether only this process has the module, or the package that it is in; found out when it is first met."""
+        """Whether only this process has the module, or the package that it is in."""
         name = module.__name__
         known = self._known.get(name)
         if known is None or known[0] is not module:  # or it was loaded again from its file
@@ -131,7 +130,6 @@ class Packer:
         return known[1]
 
     def _is_outside(self, module: ModuleType) -> bool:
-        """Whether the file of a module lies outside the environment."""
         file = getattr(module, "__file__", None)
         if file is None:
             # a module made at run time; built-in ones and namespace packages have a spec
@@ -157,10 +155,8 @@ def pack_plain(value: object) -> Packed:
 
 
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
-    """The object again; buffers may be memory-mapped and are used without copying.
-
-    With `keep_classes`, a class that this process sent by value comes back as the class of this process, not as a copy,
-    and tensors on GPUs that this computer does not have come to the CPU.
+    """The object again; buffers may be memory-mapped. With `keep_classes`, a class that this process sent by value
+    comes back as itself, and tensors on GPUs that this computer lacks come to the CPU.
     """
     head, buffers = split(head, buffers)
     if keep_classes and (len(head) > _SHORT or _needs_care(bytes(head))):
@@ -187,7 +183,7 @@ class _View(io.RawIOBase):
 
 
 class _Keeping(pickle.Unpickler):
-    """Leaves classes that this process knows as they are: cloudpickle would overwrite them with the sender's copy."""
+    """Keeps classes that this process knows: cloudpickle would overwrite them with the sender's copy."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -259,9 +255,8 @@ _codes: dict[CodeType, None] = {}
 
 
 def _remember(code: CodeType) -> None:
-    """Has cloudpickle find again what it knows of the globals of equal code.
-
-    It forgets that with the code object, and a node gets another one with every class that comes by value.
+    """Has cloudpickle reuse the globals of equal code: it keys them by code object, of which a node gets a new one each
+    time.
     """
     if code not in _codes:
         if len(_codes) >= _MOST_CODES:
@@ -325,14 +320,12 @@ _now = _Now()
 
 
 def is_by_value(module: str) -> bool:
-    """Whether the user has registered a module, or a package that it is in, with cloudpickle."""
+    """Whether the user has registered a module with cloudpickle."""
     return any(module == name or module.startswith(f"{name}.") for name in _registry)
 
 
 class _by_value:
-    """While open, what this thread pickles of foreign modules travels by value; other users of cloudpickle see none of
-    it.
-    """
+    """While open, what this thread pickles of foreign modules travels by value."""
 
     __slots__ = ("_before", "_packer")
 
@@ -367,7 +360,7 @@ def names_in(code: CodeType) -> tuple[str, ...]:
 
 
 def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
-    """All that a function refers to, if each is a constant; else None, for it may change without our knowing."""
+    """All that a function refers to, if each is a constant; else None."""
     if fn.__closure__ or fn.__kwdefaults__ or fn.__dict__:
         return None
     scope = fn.__globals__
@@ -399,7 +392,7 @@ def _is_worth_it(buffer: Any) -> bool:
 
 
 def _unpickled(opcode: bytes, buffer: Any) -> Any:
-    """What the opcode makes of a buffer: an unpickler asks for its content when it has memory for it, and no sooner."""
+    """An unpickler asks for a buffer only when it has memory for it."""
     return pickle.Unpickler(_Pickle(opcode, memoryview(buffer))).load()
 
 
@@ -485,7 +478,7 @@ class PieceWriter:
         self._stream.append(bytes(part))
 
     def buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Takes a buffer out of band; True if it stays in the pickle, as it is small or not contiguous."""
+        """Takes a buffer out of band; True if it stays in the pickle, being small or not contiguous."""
         try:
             raw = buffer.raw()
         except BufferError:
@@ -501,7 +494,7 @@ class PieceWriter:
         return not self._buffers
 
     def packed(self, head: bytes = b"") -> Packed:
-        """The pieces; `head` if the pickle is there already, and only buffers have been taken."""
+        """The pieces; `head` if the pickle is there already."""
         if head:
             self._stream = [head]
         small = [buffer for buffer in self._buffers if buffer.nbytes < LARGE]

@@ -18,7 +18,7 @@ Pickle = Callable[[object], object]
 
 
 class StaysHere(TypeError):
-    """Raised by things of ours that are not sent, in words that say what to do instead."""
+    """Raised by objects of ours that are not sent."""
 
 
 def explain(value: object, what: str, exc: BaseException, pickle: Pickle) -> str:

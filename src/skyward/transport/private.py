@@ -1,10 +1,7 @@
-"""Directories that only this user can enter: made so at every level, and refused where others have a hand in them.
+"""Directories that only this user can enter, at every level.
 
-    /  home  me  .cache        not ours: root's or this user's, and nobody else can put another directory in their place
-                 skyward envs  ours: this user's, 0700, whatever the umask
-
-Of two directories above each other, who can write into the upper one can replace the lower one, unless the upper one
-is sticky, as /tmp is. So every level counts, and so does every link on the way.
+Whoever can write into a directory can replace what is in it, unless it is sticky, as /tmp is. So every level counts,
+and so does every link on the way.
 """
 
 from __future__ import annotations
@@ -26,11 +23,11 @@ _LINKS = 40
 
 
 class NotPrivate(SkywardError, PermissionError):
-    """A directory that others have a hand in; the text says which, and why."""
+    """A directory that other users can write to; the text says which, and why."""
 
 
 def make(root: Path, *names: str) -> Path:
-    """The directory `root` and those named within it, made where they are missing; all of them for this user alone."""
+    """Makes `root` and those named within it where they are missing, for this user alone."""
     path = _walk(root, create=True)
     _close(path, ours=path.name == _NAME)
     for name in names:
@@ -52,7 +49,7 @@ def check(root: Path, *names: str) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Raises NotPrivate if another user could have written this file, or put it there: links on the way count."""
+    """Raises NotPrivate if another user could have written this file, or put it there."""
     folder = _walk(path.parent, create=False)
     _close(folder, ours=False)
     found = os.lstat(folder / path.name)
@@ -65,10 +62,7 @@ def check_file(path: Path) -> None:
 
 
 def fresh(prefix: str, *bases: str) -> str:
-    """A new directory with a name that nobody can guess, in the first of `bases` that is fit for it.
-
-    Without `bases`, where temporary files go.
-    """
+    """A new directory with a name that nobody can guess, in the first suitable of `bases`, or in /tmp."""
     import logging  # neither in runners
     import tempfile
 
@@ -153,10 +147,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _close(path: Path, ours: bool) -> None:
-    """Refuses a directory into which others could write until now; takes all rights of theirs away, if it is `ours`.
-
-    One that the user has named may be used for other things, and stays as open as it is.
-    """
+    """Refuses a directory that others could write to until now; takes their rights away if it is `ours`."""
     found = os.lstat(path)
     if found.st_mode & stat.S_IWOTH:  # sticky or not
         raise NotPrivate(f"others can write into {path} (mode {stat.S_IMODE(found.st_mode):o})")
@@ -179,7 +170,7 @@ def _unmapped() -> tuple[int, ...]:
 
 
 def _own_group(gid: int) -> bool:
-    """Whether a group is root's, or has nobody in it but this user, as is usual on Debian and its kin."""
+    """Whether a group is root's, or has only this user in it, as is usual on Debian."""
     if gid == 0:
         return True
     import grp
@@ -201,10 +192,8 @@ _held: dict[str, int] = {}
 
 
 def hold(path: str) -> int:
-    """Makes a file that is locked from the moment others see it, until this process ends or calls `let_go`.
-
-    Returns its descriptor, to append to; in a forked child that is closed. Raises OSError where the file system has no
-    locks, and leaves no file then.
+    """Makes a file, locked from the moment it is visible until this process ends or calls `let_go`. Raises OSError
+    where the file system has no locks, and leaves no file then.
     """
     unseen = f"{path}.{os.urandom(6).hex()}"
     fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -226,10 +215,7 @@ def let_go(path: str) -> None:
 
 
 def is_locked(path: str | Path) -> bool:
-    """Whether a process holds the lock of a file, or may hold it: we have too many files open to ask, for instance.
-
-    False if there is no such file, or a link in its place, which is none of ours.
-    """
+    """Whether a process holds the lock of a file, or may hold it. False for a link in its place."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):

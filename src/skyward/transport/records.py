@@ -1,7 +1,6 @@
 """Small typed records: frozen for the type checker, plain slots at run time.
 
-A frozen dataclass with slots takes four times as long to make, and fifteen times as long to define. No more is promised
-here than is needed where one is made per call: nothing stops a field from being assigned but the type checker.
+A frozen dataclass with slots takes four times as long to make, and fifteen times as long to define.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ __all__ = ["Record", "fields_of", "replace"]
 
 @dataclass_transform(frozen_default=True)
 class _Fields(type):
-    """Makes slots of the annotations of a class. Defaults must be immutable: they are shared.
-
-    With `kw_only`, fields are given by name. `kind` is for messages (`transport/codec.py`).
-    """
+    """Makes slots of the annotations of a class. Defaults must be immutable: they are shared."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], kw_only: bool = False, kind: str = ""
@@ -34,13 +30,12 @@ class _Fields(type):
 
 
 def fields_of(record: type[Record]) -> list[str]:
-    """The names of the fields, those of base classes first."""
     return list(vars(record)["__match_args__"])
 
 
 class Record(metaclass=_Fields):
     def __init__(self, *given: Any, **named: Any) -> None:
-        """Is replaced, in the class of the record, when the first one is made: compiling takes time at import."""
+        """Replaced when the first record is made: compiling takes time at import."""
         cls = type(self)
         body = "\n ".join(f"self.{field} = {field}" for field in fields_of(cls)) or "pass"
         made: dict[str, Any] = {}
@@ -72,7 +67,6 @@ R = TypeVar("R", bound=Record)
 
 
 def replace(record: R, **changes: Any) -> R:
-    """A copy of a record with some fields changed."""
     made: R = object.__new__(type(record))
     for field in fields_of(type(record)):
         setattr(made, field, changes[field] if field in changes else getattr(record, field))

@@ -59,7 +59,7 @@ def reduce(ref: Ref[Any]) -> Any:
 
 
 class FoundCalls:
-    """Calls among the arguments of calls that are sent together, each with the key of the result that it will have."""
+    """Calls among the arguments of calls that are sent together, each with the key of its result."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Any, str]] = []
@@ -78,7 +78,7 @@ class FoundCalls:
             _packing.calls = before
 
     def key(self, call: object) -> str:
-        """The key of a call's result; the same object has the same one, and so it runs once."""
+        """The same object has the same key, so it runs once."""
         if id(call) not in self._keys:
             self._keys[id(call)] = os.urandom(KEY_BYTES).hex()
             self.all.append((call, self._keys[id(call)]))

@@ -1,7 +1,7 @@
-"""Who is who in a pool, and what each may say in a greeting: the client speaks for itself, and a node for itself.
+"""Which role may send which greeting: the client speaks for itself, and a node for itself.
 
-The role of a process on another machine stands in its certificate. On this computer there are no certificates: the
-kernel says that the peer belongs to the same user, and its role is None.
+On another machine the certificate names the role. On this computer the kernel says that the peer belongs to the same
+user, and its role is None.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ def node_role(node: int) -> str:
 
 
 def refusal(hello: Any, role: str | None, session: str) -> str | None:
-    """Why an agent does not take a connection that begins with this greeting; None if it does.
-
-    `session` is how the names of this pool's sessions begin.
-    """
+    """Why an agent refuses this greeting, or None. `session` is how the names of this pool's sessions begin."""
     greeting = cast("dict[str, Any]", hello) if isinstance(hello, dict) else {}
     if not all(type(value) is _KINDS.get(name) for name, value in greeting.items()):
         greeting = {}

@@ -1,9 +1,7 @@
 """Streams with credit: the producer stops when the consumer does not keep up.
 
-    producer --items--> consumer        at most WINDOW items (or WINDOW_BYTES) are under way
-    producer <--grant-- consumer        as they are used
-
-Both ends are used on both sides: a generator's items go from runner to client, an iterator argument's the other way.
+producer --items-->  consumer      at most WINDOW items (or WINDOW_BYTES) are under way
+producer <--grant--  consumer      as they are used
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ T = TypeVar("T")
 
 
 class Producer:
-    """Sends items as long as there is credit. A thread sends what has gathered since the last time, as one batch."""
+    """Sends items as long as there is credit, in batches, from a thread."""
 
     def __init__(self, send: Callable[[list[Any]], None], window: int = WINDOW) -> None:
         self._send = send
@@ -44,7 +42,7 @@ class Producer:
         self._sender.start()
 
     def put(self, item: Any, size: int) -> bool:
-        """Sends an item of `size` bytes when there is room for it; False when the consumer wants no more."""
+        """Waits for room; False when the consumer wants no more."""
         with self._changed:
             while not self._closed and (self._credit <= 0 or (self._flying and self._flying_bytes > WINDOW_BYTES)):
                 self._changed.wait()
@@ -59,7 +57,6 @@ class Producer:
         return True
 
     def grant(self, count: int) -> None:
-        """Surplus credit is ignored."""
         with self._changed:
             count = min(count, len(self._flying))
             self._credit += count
@@ -68,7 +65,6 @@ class Producer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """A waiting `put` returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -98,10 +94,7 @@ class Producer:
 
 
 class Consumer(Iterator[Any]):
-    """The items of a stream, in order; grants credit as they are used, raises what the producer raised.
-
-    Several threads may read it: each item goes to one of them, an error to the first that reaches it.
-    """
+    """The items of a stream, in order; thread-safe: each item goes to one reader."""
 
     def __init__(
         self,
@@ -138,9 +131,8 @@ class Consumer(Iterator[Any]):
         return self._load(item)
 
     def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], Any], bool] | None:
-        """What gives the next item or raises, and whether it takes no time worth a thread; takes the item.
-
-        None if there is no item yet: then `wake` is called once, from any thread, when there may be one.
+        """What gives the next item or raises, and whether it takes no time worth a thread. None if there is no item
+        yet: then `wake` is called once, from any thread, when there may be one.
         """
         with self._changed:
             try:
@@ -224,7 +216,7 @@ class Consumer(Iterator[Any]):
 
 
 class Stream(Iterator[T]):
-    """What the user holds of a stream; letting go of it stops the producer."""
+    """What the user holds of a stream; dropping it stops the producer."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

@@ -1,13 +1,10 @@
-"""Tensors and arrays as buffers: how those of torch, jax and numpy are taken apart, and put together again.
+"""Tensors and arrays of torch, jax and numpy as buffers.
 
-Frameworks are not imported here. What takes their objects apart is in the table once they are loaded; what puts them
-together imports them, where there is something to put together.
+Frameworks are not imported here: what takes their objects apart is registered once they are loaded.
 
-    torch   a storage becomes one buffer, however many tensors share it; tensors that need more travel as torch has it
-    jax     an array becomes the numpy array that it is on the host
-    numpy   only what numpy itself would copy into the pickle: types of other packages (bfloat16), arrays with gaps
-
-What lies on a GPU is copied to memory of the host once. It comes to the same device, or to the CPU where there is none.
+    torch    a storage becomes one buffer, however many tensors share it
+    jax      an array becomes the numpy array that it is on the host
+    numpy    only what numpy itself would copy into the pickle: types of other packages (bfloat16), arrays with gaps
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class _Local(threading.local):
 
 
 local = _Local()
-"""`room` returns memory for what leaves a GPU while this thread packs something; without it, it is ordinary memory."""
+"""`room` returns memory for what leaves a GPU while this thread packs something."""
 
 
 def note_loaded_frameworks() -> None:
@@ -50,7 +47,7 @@ def note_loaded_frameworks() -> None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a C pickler with the table does for this array, tensor or number: nothing in it may be user code."""
+    """Whether a C pickler with the table does for this value: nothing in it may be user code."""
     kind = type(value)
     if kind not in _PLAIN:
         note_loaded_frameworks()
@@ -137,10 +134,7 @@ def _storage(data: Any, device: str) -> Any:
 
 
 def _memory(storage: Any) -> memoryview:
-    """The bytes of a storage on the CPU, which lives as long as they are used.
-
-    Not through numpy: torch then forbids for ever that the storage is resized.
-    """
+    """The bytes of a storage on the CPU. Not through numpy: torch then forbids for ever that the storage is resized."""
     import ctypes
 
     size: int = storage.nbytes()
@@ -160,7 +154,7 @@ def _is_here(torch: Any, device: Any) -> bool:
 
 
 def _on_host(torch: Any, flat: Any) -> memoryview:
-    """The bytes of a tensor on a GPU; many of them through pinned memory, one part filled while another is emptied."""
+    """The bytes of a tensor on a GPU; many of them through pinned memory."""
     size: int = flat.numel()
     if not size:
         return memoryview(b"")

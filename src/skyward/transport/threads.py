@@ -1,4 +1,4 @@
-"""Starts a thread from anywhere, also from where no lock may be taken."""
+"""Starts a thread where no lock may be taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["run_in_thread"]
 
 
 def run_in_thread(act: Callable[[], object]) -> None:
-    """Runs something in a new thread without taking a lock: the garbage collector may call this anywhere."""
+    """Takes no lock: the garbage collector may call this anywhere."""
     try:
         _thread.start_new_thread(_start_thread, (act,))
     except RuntimeError:

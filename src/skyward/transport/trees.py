@@ -1,7 +1,6 @@
 """Files and folders as lists of entries, read and written below one directory: both sides of `push` and `pull`.
 
-Nothing is read or written through a link below that directory, and no link is made that leads out of it. A file is
-written under another name first and gets its own when it is whole.
+Nothing is read or written through a link below that directory, and no link is made that leads out of it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Changed(OSError):
 
 
 class Entry(NamedTuple):
-    """A file ("f"), a folder ("d") or a link ("l") below a directory; the path of the directory itself is empty."""
+    """A file ("f"), a folder ("d") or a link ("l") below a directory."""
 
     path: str
     kind: str
@@ -43,9 +42,8 @@ class Entry(NamedTuple):
 
 
 def scan(path: str, left_out: list[str]) -> tuple[str, Iterator[Entry]]:
-    """The directory that entries are relative to, and the entries: of a folder all that is in it, else the file alone.
-
-    What can be neither file, folder nor link inside is named in `left_out`. A link that `path` itself is, is followed.
+    """The directory that entries are relative to, and the entries. What is neither file, folder nor link inside is
+    named in `left_out`. A link that `path` itself is, is followed.
     """
     real = os.path.realpath(path)
     found = os.stat(real)
@@ -61,9 +59,8 @@ def checked_entries(raw: Sequence[Any]) -> list[Entry]:
 
 
 def leads_out(path: str, target: str) -> bool:
-    """Whether a link at `path` may lead out of the directory: by an absolute path, or by more steps up than it is deep.
-
-    Steps up may only come first: after a step down they could start from wherever another link leads.
+    """Whether a link at `path` may lead out of the directory. Steps up may only come first: after a step down they
+    could start from wherever another link leads.
     """
     steps = [part for part in target.split("/") if part not in ("", ".")]
     ups = next((i for i, part in enumerate(steps) if part != ".."), len(steps))
@@ -102,7 +99,7 @@ class Writer:
         os.close(self._root)
 
     def make_folder(self, path: str) -> None:
-        """Makes a folder, which can be written to until `finish_folder`."""
+        """Makes a folder that can be written to until `finish_folder`."""
         if not path:
             return
         with _parent(self._root, path) as (folder, name):
@@ -134,7 +131,7 @@ class Writer:
             return 0
 
     def write(self, entry: Entry, offset: int, data: Any) -> None:
-        """Writes a piece of a file; the last one gives the file its name. Pieces come in order."""
+        """Writes a piece; the last one gives the file its name. Pieces come in order."""
         with _parent(self._root, entry.path) as (folder, name):
             part = _part_name(entry)
             flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if offset else os.O_CREAT | os.O_TRUNC)
@@ -255,7 +252,7 @@ def _checked(raw: Any) -> Entry:
 
 @contextmanager
 def _parent(root: int, path: str) -> Generator[tuple[int, str]]:
-    """The folder that an entry lies in, opened step by step: none of the steps is a link."""
+    """The folder of an entry, opened step by step, so that no step is a link."""
     *folders, name = path.split("/")
     fd = os.dup(root)
     try:
@@ -301,7 +298,7 @@ def _found(folder: int, name: str) -> os.stat_result | None:
 
 
 def _part_name(entry: Entry) -> str:
-    """What a file is called while it is written: another name for each file, and for each version of it."""
+    """What a file is called while it is written, different for each version of it."""
     name = blake2b(os.fsencode(entry.path.rpartition("/")[2]), digest_size=8).hexdigest()
     version = blake2b(repr(entry[2:]).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return f"{_PART}{name}-{version}.part"
