@@ -1,4 +1,4 @@
-"""Gets machines for a pool and gives them back; if the client dies in between, the watchdog gives them back."""
+"""Gets machines for a pool and gives them back; if the client dies, the watchdog does."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KEY = "machines"
 def acquire(
     context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
 ) -> Lease:
-    """The pool's machines, `min_nodes` of them if not all are available; giving them back is a step on `steps`."""
+    """The pool's machines, at least `min_nodes`; giving them back is a step on `steps`."""
     try:
         return _acquired(context, context.nodes, watchdog, steps, keep_receipt)
     except (NoCapacity, QuotaExceeded) as exc:
@@ -259,7 +259,7 @@ def ordered(prospects: Sequence[Prospect], selection: Selection) -> tuple[Prospe
 
 
 def moves_on(error: BaseException) -> bool:
-    """Whether another spec may do although this one failed so; not after a mistake, nor while something is left."""
+    """Whether another spec may do; not after a mistake, nor while something is left."""
     if isinstance(error, CloudRefused):
         return error.kind in _ELSEWHERE
     return isinstance(error, CloudError) and not isinstance(error, NotGivenBack)

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def pauses() -> Iterator[float]:
-    """How long to wait between two questions: all users of a cluster ask one controller."""
+    """All users of a cluster ask one controller, so pauses grow."""
     began, pause = time.monotonic(), 0.1
     while True:
         yield pause
@@ -36,7 +36,7 @@ def answered(
     meanwhile: str,
     passing: Callable[[Exception], bool],
 ) -> _T:
-    """What a cluster answers. It is asked again for so many seconds after errors that pass: controllers restart."""
+    """What a cluster answers; retried after errors that pass: controllers restart."""
     began = time.monotonic()
     for pause in pauses():
         try:

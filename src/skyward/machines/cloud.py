@@ -1,10 +1,10 @@
-"""What any cloud needs: keys of a pool, user data by which a machine ends itself, tags, proof of ownership, a receipt.
+"""What any cloud needs: keys, user data by which a machine ends itself, tags, proof of ownership, a receipt.
 
-    before anything exists    make_keys, user_data, Terms.tags
-    a machine has an address  trust, ssh_target; then replace_host_key over its first connection
-    listing and giving back   Claim.owns; CloudReceipt of Bills
+    before anything exists       make_keys, user_data, Terms.tags
+    a machine has an address     trust, ssh_target; then replace_host_key over its first connection
+    listing and giving back      Claim.owns; CloudReceipt of Bills
 
-Plain functions and records that know no cloud's API; examples/extensions/small_cloud.py is a provider made of them.
+Nothing here knows a cloud's API; examples/extensions/small_cloud.py uses it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def make_keys(directory: Path) -> PoolKeys:
 
 
 def trust(keys: PoolKeys, addresses: Iterable[str]) -> None:
-    """Has ssh expect the pool's throw-away host key at these addresses, unless it knows another one there already."""
+    """Has ssh expect the pool's throw-away host key at these addresses, unless it knows another one."""
     with _CHANGING:
         known = keys.known_hosts.read_text().splitlines()
         named = {line.split(" ", 1)[0] for line in known}
@@ -121,7 +121,7 @@ def trust(keys: PoolKeys, addresses: Iterable[str]) -> None:
 
 
 def pin(known_hosts: Path, address: str, *host_keys: str) -> None:
-    """Has ssh expect these host keys at an address and no others, such as the one that replaced the throw-away key."""
+    """Has ssh expect only these host keys at an address."""
     with _CHANGING:
         known = known_hosts.read_text().splitlines()
         kept = [line for line in known if line.split(" ", 1)[0] != address]
@@ -130,11 +130,10 @@ def pin(known_hosts: Path, address: str, *host_keys: str) -> None:
 
 
 def replace_host_key(shell: Shell, target: SshTarget, timeout: float = 120.0, hint: str = _SUDO) -> str | None:
-    """Has a machine make a host key of its own, over its first connection; says why where that cannot be.
+    """Has a machine make its own host key over its first connection; returns why if that fails.
 
-    The one that came with the user data can be read there by whoever asks the metadata service. A machine that is still
-    busy with its boot may take `timeout` seconds for each of two commands; it is set up meanwhile. `hint` is what the
-    user can do where root is needed. Fits `Access.settle`.
+    The key in the user data can be read on the machine. Each of two commands may take `timeout` seconds; `hint` is what
+    the user can do where root is needed. Fits `Access.settle`.
     """
     try:
         return _replaced(shell, target, timeout, hint)
@@ -162,7 +161,7 @@ def _replaced(shell: Shell, target: SshTarget, timeout: float, hint: str) -> str
 
 
 def forget(keys: PoolKeys, addresses: Iterable[str]) -> None:
-    """Has ssh forget machines that are gone: their addresses may come back as others."""
+    """Removes host keys of machines that are gone: addresses are reused."""
     gone = set(addresses)
     with _CHANGING:
         known = keys.known_hosts.read_text().splitlines()
@@ -268,16 +267,14 @@ fi
 
 
 def lease_script(lease: float, life: float) -> str:
-    """The program that ends the machine; independent of Python, of SSH and of us."""
+    """The program that ends the machine; independent of Python, SSH and us."""
     step = max(1, min(10, int(lease // 4)))
     return _SCRIPT.substitute(lease=ceil(lease), life=ceil(life), file=LEASE_FILE, step=step)
 
 
 def user_data(host_private: str, host_public: str, lease: float, life: float, most: int = 16 * 1024) -> str:
-    """Cloud-init's settings for a machine, as JSON, which is YAML too. Holds no secret but a throw-away host key.
-
-    The machine ends itself when nobody has touched `LEASE_FILE` for `lease` seconds, and after `life` seconds; `most`
-    is how many bytes the cloud takes.
+    """Cloud-init's settings, as JSON; no secret but a throw-away host key. The machine ends itself when nobody has
+    touched `LEASE_FILE` for `lease` seconds, and after `life` seconds; `most` is how many bytes the cloud takes.
     """
     arm = _ARM.substitute(script=lease_script(lease, life), life=ceil(life))
     settings = {
@@ -303,8 +300,6 @@ PRICE, PARTS = "skyward:hourly-cost", "skyward:hourly-parts"
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose pool it is and until when, as tags say it."""
-
     pool: str
     owner: str
     expires: float
@@ -313,7 +308,7 @@ class Terms:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags of everything; ours win over the user's."""
+        """Ours win over the user's."""
         until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ours = {POOL: self.pool, OWNER: self.owner[:256], EXPIRES: until, VERSION: self.version}
         return {**dict(self.extra), "Name": f"skyward {self.pool}", **ours}
@@ -329,7 +324,7 @@ def price_tags(price: Price) -> dict[str, str]:
 
 
 def price_of(tags: Mapping[str, str]) -> Price:
-    """What a machine costs an hour, as its tags say, which anybody may have written; nothing where they cannot be."""
+    """The hourly cost in tags, which anybody may have written."""
     try:
         parts = dict(part.split("=", 1) for part in tags.get(PARTS, "").split())
         return Price.read(parts or {"machine": tags.get(PRICE, 0)})
@@ -346,10 +341,8 @@ def expiry(tags: Mapping[str, str]) -> float | None:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is known of a pool, by which its own things are told from those that only carry its tags.
-
-    Tags can be written by whoever may tag. What cannot be changed afterwards is the proof: an id in our ledger, the
-    token of the call that made something, and the name under which it was made.
+    """What tells a pool's own things from those that only carry its tags: an id in our ledger, the token of the call
+    that made something, or its name. Tags prove nothing.
     """
 
     pool: str
@@ -357,7 +350,7 @@ class Claim:
     history: History
 
     def owns(self, kind: str, id: str, tags: Mapping[str, str], name: str = "", token: str = "") -> bool:
-        """Whether something was made for the pool: `name` is its own or that of its key, `token` its call's."""
+        """`name` is the thing's own or that of its key, `token` its call's."""
         listed = id in self.history.made(kind)
         launched = token != "" and token in self._tokens(kind)
         named = name == resource_name(self.pool)
@@ -390,7 +383,7 @@ class End:
 
 
 def note_end(ledger: Ledger, id: str, time: float, taken_back: bool = False) -> None:
-    """Writes down when a machine has ended, of a pool that stays open: it is not listed for ever."""
+    """Records the end of a machine of an open pool: clouds do not list it for ever."""
     ledger.note(ended=id, at=time, taken_back=taken_back)
 
 
@@ -406,8 +399,6 @@ def ends(history: History) -> dict[str, End]:
 
 @dataclass(frozen=True)
 class Bill:
-    """What one machine cost, from its launch to its end."""
-
     id: str
     kind: str
     zone: str

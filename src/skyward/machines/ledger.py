@@ -1,7 +1,7 @@
 """What was asked of a cloud, on disk before it is asked: one append-only file per pool.
 
-<state>/pools/<pool>/ledger     a journal, one line per fact; locked while the pool's process lives
-<state>/pools/<pool>/...        the pool's keys, removed with it
+    <state>/pools/<pool>/ledger   a journal, one line per fact; locked while the pool's process lives
+    <state>/pools/<pool>/...      the pool's keys, removed with it
 
 intent -> the call -> answer (ids) or refused; gone when read back. A call without either may have made something.
 """
@@ -77,7 +77,7 @@ class History:
 
     @property
     def region(self) -> str | None:
-        """Where the pool's things are; every line that names one says so, since any line may be lost."""
+        """Every line that names a region repeats it, since any line may be lost."""
         return next((r.data["region"] for r in self.records if "region" in r.data), None)
 
     @property
@@ -144,7 +144,7 @@ def in_use(pool: str, root: Path | None = None) -> bool:
 
 
 def remove(pool: str, root: Path | None = None) -> None:
-    """Removes what this computer still has of a pool of which nothing is left, such as keys without a ledger."""
+    """Removes the local files of a pool of which nothing is left."""
     try:
         directory = pool_dir(pool, root)
     except InvalidArgument:
@@ -155,9 +155,8 @@ def remove(pool: str, root: Path | None = None) -> None:
 
 @contextmanager
 def given_back(pool: str) -> Generator[Ledger | None]:
-    """Takes over the ledger of a pool that is given back in the block; None where there is none.
-
-    Afterwards nothing of the pool is left on this computer. If the block fails, the next one can take the ledger over.
+    """Holds the ledger of a pool while it is given back; None if there is none. Afterwards the pool's files are
+    removed, unless the block fails.
     """
     ledger = Ledger.resume(pool)
     try:
@@ -248,7 +247,7 @@ class Ledger:
         self.let_go()
 
     def let_go(self) -> None:
-        """Unlocks the ledger and leaves it where it is, for whoever gives the rest back."""
+        """Unlocks the ledger for whoever gives the rest back."""
         self._lines.close()
 
     def __del__(self) -> None:
@@ -387,7 +386,7 @@ def _is_number(value: Any) -> bool:
 
 
 def usable(name: str) -> bool:
-    """Whether it can be a pool's name: as part of a path and of a command it means nothing else."""
+    """Whether a name is safe as part of a path and of a command."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
 
 

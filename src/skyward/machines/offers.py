@@ -1,4 +1,4 @@
-"""Which machines to take: pure choosing among what clouds offer, with a reason for everything that is ruled out."""
+"""Which machines to take: pure choosing, with a reason for everything that is ruled out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars for one machine and all that comes with it; the machine is infinite where its price is not known."""
+    """Dollars for one machine with disk and address; infinite where it is not known."""
 
     machine: float = 0.0
     disk: float = 0.0
@@ -119,7 +119,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class CloudOffer(Offer):
-    """A kind of machine in one place at one price; `hourly_cost` is infinite where no price is known."""
+    """A kind of machine in one place at one price."""
 
     kind: str = ""
     region: str = ""
@@ -245,10 +245,7 @@ def wish(spec: Spec) -> str:
 
 
 def unfit(shape: Shape, spec: Spec, burstable: bool = True, named: bool = False) -> str | None:
-    """Why machines of this shape will not do, or None if they will; a short reason names both values.
-
-    `named`: the user asks for this very kind, and it only has to have what else they said.
-    """
+    """Why machines of this shape will not do, or None. `named`: the user asks for this very kind."""
     requested = spec.accelerator
     if requested is not None:
         reason = _other_accelerator(shape, requested)
@@ -285,7 +282,7 @@ def variant(shape: Shape, requested: Accelerator | None) -> int:
 
 
 def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudOffer]:
-    """Offers of the price classes that are allowed, in the order in which they are tried: at one price, newer first."""
+    """Offers in the order in which they are tried: at one price, newer first."""
     by_price = sorted(
         offers, key=lambda o: (o.hourly_cost, -_generation(o.kind), o.vcpus or 0, o.memory_gb or 0, o.kind, o.zone)
     )

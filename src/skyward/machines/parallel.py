@@ -1,7 +1,6 @@
 """The same work for several things at once, in threads; also while the interpreter shuts down.
 
-`ThreadPoolExecutor` takes no work once the main thread has ended, although threads of the user's may still run and open
-pools, and pools that are closed by atexit still have machines to leave.
+`ThreadPoolExecutor` takes no work once the main thread has ended, although pools may still be opened or closed then.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ _MOST = 64
 
 
 def spread(act: Callable[[T], R], items: Sequence[T], most: int = _MOST) -> list[Future[R]]:
-    """Begins `act` for every item, `most` at a time, and returns a future for each.
-
-    Where no thread can be started (Python 3.12 refuses it from atexit handlers), this thread does all of it first.
+    """Begins `act` for every item, `most` at a time. Where no thread can be started (Python 3.12 in atexit handlers),
+    this thread does all of it.
     """
     futures: list[Future[R]] = [Future() for _ in items]
     left = deque(zip(futures, items, strict=True))
@@ -50,7 +48,7 @@ def spread(act: Callable[[T], R], items: Sequence[T], most: int = _MOST) -> list
 
 
 def each(act: Callable[[T], R], items: Sequence[T], most: int = _MOST) -> list[R]:
-    """The results of `act` for every item, in order; if one fails, its error once nothing of it runs any more."""
+    """The results of `act`, in order; an error is raised once nothing runs any more."""
     futures = spread(act, items, most)
     try:
         return [future.result() for future in futures]

@@ -1,4 +1,4 @@
-"""What is left of pools, found by ledgers and by providers, and ended: the work of `sky ps` and `sky down`."""
+"""Finds and ends what is left of pools, by ledgers and providers: `sky ps` and `sky down`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Found:
     provider: Provider
     leftovers: tuple[Leftover, ...] = ()
     foreign: tuple[Leftover, ...] = ()
-    """What carries the pool's tag and is not proven to be the pool's: it is listed, and never ended."""
+    """What carries the pool's tag without proof: it is listed, and never ended."""
     expires: float | None = None
     opened: float | None = None
     pid: int | None = None
@@ -117,11 +117,9 @@ def pools(
     profile: str | None = None,
     quiet: bool = False,
 ) -> list[Found]:
-    """Pools of this user: those with a ledger here, and those that providers find, in any condition.
-
-    Asked are the providers' own regions, `regions`, and those that ledgers name; if pools are named, and there is a
-    ledger for each, only theirs: ending one must not need anything else to work. `quiet`: nothing is said of providers
-    that no pool of this computer has used and that nobody is logged in to.
+    """Pools of this user, by ledgers and providers, in the providers' own regions, `regions`, and those that ledgers
+    name. For named pools with ledgers, only theirs are asked: ending one must not need anything else. `quiet` hides
+    providers that nobody uses.
     """
     known = {provider.name: provider for provider in providers}
     # a ledger whose first line is lost does not say whose it is: then the first provider is asked
@@ -179,7 +177,7 @@ def down(
     regions: Iterable[str] = (),
     profile: str | None = None,
 ) -> list[Outcome]:
-    """Ends pools and confirms it, or without `really` only says what it would do; one that fails stops no other."""
+    """Ends pools and confirms it, or without `really` says what it would do; one that fails stops no other."""
     _check_chosen(names, everything, expired)
     outcomes: list[Outcome] = []
     only = () if everything or expired else names
@@ -202,10 +200,7 @@ def down(
 
 
 def expired_leftovers(provider: Provider) -> list[Found]:
-    """What opening a pool mentions: pools whose time is over or whose process is gone, with something left.
-
-    A ledger alone is nothing that is left, if its provider says so and every call of the pool was answered.
-    """
+    """What opening a pool mentions: pools that are over or abandoned, with something left."""
     left = [item for item in pools([provider]) if item.leftovers or item.unanswered or item.trouble]
     return [item for item in left if item.condition in ("expired", "abandoned")]
 

@@ -41,7 +41,7 @@ class _Batch:
 
 
 class Supply:
-    """Asks a provider for machines that join those of a lease, from any thread, until it is closed."""
+    """Asks a provider for more machines for a lease, from any thread, until it is closed."""
 
     def __init__(self, context: PoolContext, lease: Lease) -> None:
         self._context, self._lease = context, lease
@@ -53,13 +53,12 @@ class Supply:
         self._readmitting = threading.Lock()
 
     def replaces(self, machine: Machine) -> bool:
-        """Whether a machine is replaced when it is lost; if the user did not say, those are that may be taken away."""
+        """Whether a lost machine is replaced; by default if it may be taken away."""
         return machine.preemptible if self._context.replace is None else self._context.replace
 
     def another(self, spent: float, report: Report, lost: bool = False) -> Machine:
-        """One more machine, beside others that cost `spent` an hour; PoolClosed if the pool is closed meanwhile.
-
-        `lost`: it replaces one. Where the provider wants that, those that are lost together are asked for together.
+        """One more machine, beside others that cost `spent` per hour; PoolClosed if the pool closes meanwhile. Losses
+        at the same time are asked for together, where the provider wants that.
         """
         last, spec = "", self._context.spec
         if spec.max_hourly_cost is not None:
@@ -79,7 +78,7 @@ class Supply:
             return self._one_of(ask) if lost and self._context.provider.replaces_together else ask(1)[0]
 
     def _one_of(self, ask: Callable[[int], Sequence[Machine]]) -> Machine:
-        """One of the machines for all who ask within a moment; if there are not so many at once, each asks alone."""
+        """One of the machines for all who ask within a moment; if there are not enough, each asks alone."""
         with self._changed:
             first = self._batch is None
             batch = self._batch = self._batch or _Batch()
@@ -105,9 +104,8 @@ class Supply:
             return [machine.gone for machine in self._lease.refresh(machines)]
 
     def unanswered(self, machines: Sequence[Machine]) -> list[str]:
-        """The same for machines that do not answer, asked again and again while they do not.
-
-        If this computer's address has changed, they are told to let it in.
+        """The same for machines that do not answer, asked again and again. If this computer's address has changed, they
+        are told to let it in.
         """
         if self._readmitting.acquire(blocking=False):  # once is enough, whoever waits for machines
             try:
@@ -132,7 +130,7 @@ class Supply:
             log.debug("%s is not given back yet: %s", machine.id, exc)
 
     def close(self, seconds: float) -> None:
-        """Refuses new requests and waits for running ones: the pool gives back only machines that are known by then."""
+        """Waits for running requests: the pool gives back only machines that are known by then."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._busy, seconds)
@@ -184,7 +182,7 @@ class Source(Protocol):
 
 
 class NodePlaces(Protocol):
-    """What `Replacing` and `Joining` need of the engine; called without the engine's lock."""
+    """What `Replacements` and `Joining` need of the engine; called without the engine's lock."""
 
     def await_vacant(self, node: int) -> bool: ...
 
@@ -211,7 +209,7 @@ _ASK, _END = -1, -2
 
 
 class Replacements:
-    """Nodes that get another machine: one thread for each, from `start` on; thread-safe."""
+    """Nodes that get another machine: one thread for each; thread-safe."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -224,7 +222,7 @@ class Replacements:
         self._threads: list[threading.Thread] = []
 
     def begin(self, node: int) -> bool:
-        """Has a node's machine replaced, if it is to be replaced; calling it again changes nothing."""
+        """Calling it again changes nothing."""
         with self._lock:
             if node in self._going:
                 if node in self._placed:  # the new machine is meant, to which we are connecting just now
@@ -240,7 +238,7 @@ class Replacements:
         return node in self._going
 
     def inquire(self) -> None:
-        """Has the provider asked, for as long as nodes do not answer, whether their machines are still there."""
+        """Asks the provider, for as long as nodes do not answer, whether their machines are still there."""
         if not self._asking:
             self._asking = True
             self._queue.put(_ASK)
@@ -252,7 +250,7 @@ class Replacements:
         thread.start()
 
     def close(self, seconds: float) -> None:
-        """Waits for replacements that are under way; the pool has closed its `Supply`, so they end soon."""
+        """Waits for replacements under way; the pool has closed its `Supply`, so they end soon."""
         deadline = time.monotonic() + seconds
         self._queue.put(_END)
         for thread in self._threads:
@@ -284,7 +282,7 @@ class Replacements:
             self._place.not_replaced(node, reason)
 
     def _try(self, node: int) -> None:
-        """Tries again after errors that may pass: no capacity, a machine that breaks, an expired login."""
+        """Retries errors that may pass: no capacity, a machine that breaks, an expired login."""
         for pause in (*_PAUSES, None):
             try:
                 put = self._source.prepare(node)
@@ -319,13 +317,12 @@ class Replacements:
             self._placed.add(node)
 
     def _take_back(self, node: int) -> None:
-        """The new machine cannot be connected to; whatever was asked for meanwhile was about that machine."""
         with self._lock:
             self._placed.discard(node)
             self._again.discard(node)
 
     def _done(self, node: int) -> bool:
-        """A node has its new machine; False if that is to be replaced as well."""
+        """False if the new machine is to be replaced as well."""
         with self._lock:
             self._placed.discard(node)
             if node not in self._again:
@@ -431,7 +428,7 @@ _TELL = 30.0
 
 
 class Readmission:
-    """One silence after the other; not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self) -> None:
         self._began = self._seen = float("-inf")

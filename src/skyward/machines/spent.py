@@ -1,6 +1,6 @@
-"""What machines have cost, kept on this computer when they are given back: a ledger is gone by then.
+"""What machines have cost, kept when they are given back: a ledger is gone by then.
 
-<state>/spent/2026-11.jsonl     one line a machine, in the month of its end; removed after a year and a month
+<state>/spent/2026-11.jsonl    one line per machine, in the month of its end; removed after thirteen months
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 64 << 20
 
 @dataclass(frozen=True)
 class Charge:
-    """What something cost between two times (seconds since 1970), spread evenly over them: mostly one machine."""
+    """A cost between two times (seconds since 1970), spread evenly over them."""
 
     pool: str
     provider: str
@@ -95,9 +95,8 @@ def once(charges: Iterable[Charge]) -> list[Charge]:
 
 
 def of_ledger(history: History, now: float) -> Iterator[Charge]:
-    """What the machines of a pool have cost that has a ledger: it is open, or was not given back.
-
-    Machines of which nobody has seen the end go on until their pool's time is over.
+    """What the machines of a pool with a ledger have cost. Those without a known end count until the pool's time is
+    over.
     """
     provider = str(history.metadata.get("provider") or "")
     expires = history.metadata.get("expires")

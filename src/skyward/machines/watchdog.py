@@ -1,8 +1,8 @@
-"""A small process beside the client that ends what a pool has elsewhere if the client dies, or cannot do it.
+"""A small process beside the client that ends what a pool has elsewhere if the client dies.
 
-The client sends it orders over a pipe, as lines of JSON. If the pipe ends without a last message, the client is gone.
-It is also gone if the parent process has changed, because a forked child of the client may hold the pipe open.
-It is run as a program, by its path: it needs the standard library only, and works whatever the client's sys.path is.
+It gets orders over a pipe, as lines of JSON. If the pipe ends without a last message, or the parent process has changed
+(a forked child may hold the pipe open), the client is gone. It is run by its path and needs the standard library only,
+so it works whatever the client's sys.path is.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ def pauses(seconds: float, clock: Callable[[], float] = time.monotonic) -> Itera
 
 
 class Watchdog:
-    """The client's side: what is to be done if this process dies. Usable from many threads.
-
-    At the end of a with-block the watchdog carries out the orders that were not dropped. So each step of closing drops
-    its own order when it is done, and what was interrupted or failed is tried again.
+    """The client's side; thread-safe. Each step of closing drops its own order; at the end of the with-block the
+    watchdog carries out those that are left.
     """
 
     def __init__(self) -> None:
@@ -70,10 +68,8 @@ class Watchdog:
         directory: str | None = None,
         patience: float = _TRY_TIMEOUT,
     ) -> None:
-        """Adds an order: a command to try until it works, then one to run once, then a directory to remove.
-
-        `ending` and `directory` are `SshShell.ending()`; `argv` may be empty if there is nothing on the host. A try
-        that takes more than `patience` seconds has failed.
+        """Adds an order: a command to try until it works, then one to run once, then a directory to remove. `argv` may
+        be empty if there is nothing on the host. A try that takes more than `patience` seconds has failed.
         """
         from skyward.api.secret import ssh_environment  # the process that is started from this file has no skyward
 
@@ -143,7 +139,7 @@ class Watchdog:
         return self._process
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Sends a message; if the watchdog itself was killed, a new one is told everything again."""
+        """Sends a message; if the watchdog was killed, a new one is told everything again."""
         process = self._started()
         try:
             _write(process, message)
@@ -235,7 +231,7 @@ def _works(argv: list[str], seconds: float, withheld: Sequence[str]) -> bool:
 
 
 def _ignore(_: int, __: FrameType | None) -> None:
-    """Ignores a signal here; programs that are started get the default handler again."""
+    """Ignores a signal here; started programs get the default handler."""
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ _REACH = 10.0
 
 
 class AdoptedLease(Lease):
-    """Machines that this process did not get, and does not give back."""
+    """Machines that this process does not give back."""
 
     def __init__(self, context: PoolContext, adoption: Adoption) -> None:
         hourly = adoption.prices[-1][1] if adoption.prices else 0.0
@@ -66,7 +66,6 @@ class Adoption:
         return tuple(machine for _, machine in sorted(nodes.items()) if machine is not None)
 
     def reach(self, node: int, host: Host) -> socket.socket:
-        """A connection to a node's agent, from here: node 0 is in the machines' network."""
         if self._tls is None:
             return local_sockets.connect(host.keeper.sockets[node], _REACH)
         from skyward.transport.certificates import secure
@@ -75,14 +74,13 @@ class Adoption:
         return secure(socket.create_connection(place, timeout=_REACH), self._tls, _REACH, node_role(node))
 
     def release(self) -> None:
-        """Returns when the run's program may open its pool again."""
         with contextlib.suppress(OSError), self._sock:
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.recv(1)  # nothing: the steward has closed it
 
 
 def adopt(context: PoolContext) -> AdoptedLease:
-    """The machines of the run that this program belongs to; PoolClosed if they cannot be had."""
+    """The machines of this program's run; PoolClosed if they are not available."""
     path = os.environ[RUN]
     try:
         sock = local_sockets.connect(path, _ANSWER)
@@ -105,7 +103,6 @@ def adopt(context: PoolContext) -> AdoptedLease:
 
 
 def wanted(context: PoolContext) -> dict[str, Any]:
-    """What a pool has to ask for to be the one that the run was submitted with."""
     accelerator = context.spec.accelerator
     return {
         "nodes": context.nodes,
@@ -125,7 +122,6 @@ def described(
     prices: Sequence[tuple[float, float]],
     machines: Mapping[int, Machine],
 ) -> dict[str, Any]:
-    """The same as plain values, for `Adoption`."""
     return {
         "session": session,
         "blocked": blocked,

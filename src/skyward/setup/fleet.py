@@ -1,4 +1,4 @@
-"""The machines of an open pool: set up, reached, replaced, taken in late, given back; and the engine that uses them.
+"""The machines of an open pool: set up, reached, replaced, given back; and the engine that uses them.
 
 machines --HostSetup--> hosts --find_layout--> addresses --keepers start agents--> Engine --setup--> nodes
 """
@@ -65,10 +65,7 @@ _REPLACING_CLOSING = 30.0
 
 
 class Fleet:
-    """The machines of an open pool; its engine sees them as `client/settings.py: Machines`.
-
-    A replacement calls `wanted`, `ended` and `prepare`; nodes that were missing come by `bring` and `place`.
-    """
+    """The machines of an open pool; its engine sees them as `client/settings.py: Machines`."""
 
     engine: Engine
     dask: DaskCluster
@@ -104,9 +101,8 @@ class Fleet:
         return self._setup.store()
 
     def open(self, patience: float) -> None:
-        """Starts everything; how it ends is on the pool's steps. Returns when every node is ready for calls.
-
-        Setting hosts up may take `patience` seconds once they let us in, and so may starting nodes on them.
+        """Returns when every node is ready for calls. Setup may take `patience` seconds after login, and so may
+        starting nodes.
         """
         machines = list(self._machines)
         try:
@@ -142,7 +138,7 @@ class Fleet:
             self._joining = Joining(self, self.engine, missing)
 
     def set_up(self, patience: float) -> list[Missing]:
-        """Sets machines up and starts their agents, which wait for a client. Returns what is missing."""
+        """Sets machines up and starts their agents; returns what is missing."""
         context = self._context
         hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
         deadline = time.monotonic() + patience
@@ -159,7 +155,6 @@ class Fleet:
         return missing
 
     def _take_over(self, adoption: Adoption) -> list[Missing]:
-        """Uses machines that were placed for the run of this program."""
         self._steps.callback(adoption.release)
         self._session, self._blocked, self._addresses = adoption.session, adoption.blocked, adoption.addresses
         self.by_node.update((node, host) for host in adoption.hosts for node in host.nodes)
@@ -170,7 +165,6 @@ class Fleet:
         return []
 
     def described(self) -> dict[str, Any]:
-        """What `set_up` has made, as plain values for the steward of a detached run."""
         hosts = list({id(host): host for host in self.by_node.values()}.values())
         machines = dict(enumerate(self._machines))
         return described(hosts, self._addresses, self._blocked, self._session, self._context.prices, machines)
@@ -334,7 +328,7 @@ class Fleet:
         return self._infos[node]
 
     def package_list(self) -> str:
-        """What nodes have installed, as a requirements.txt with hashes; empty where they use what was there."""
+        """What nodes have installed, as a requirements.txt with hashes."""
         return self._setup.package_list(self.by_node[0])
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
@@ -348,7 +342,7 @@ class Fleet:
     # how
 
     def _sorted(self, results: Sequence[Host | SkywardError]) -> tuple[list[Host], list[Missing]]:
-        """The hosts, numbered without gaps, and what is missing; the machines and names are those of the hosts then."""
+        """The hosts, numbered without gaps, and what is missing."""
         if all(isinstance(result, Host) for result in results) and len(self._machines) == self._context.nodes:
             return [result for result in results if isinstance(result, Host)], []
         hosts: list[Host] = []
@@ -368,7 +362,7 @@ class Fleet:
         return hosts, missing
 
     def _note_lost(self, error: SkywardError, machines: Sequence[Machine]) -> None:
-        """Adds which machines are gone: not the user's fault, if one was taken away while it was set up."""
+        """Adds which machines are gone: not the user's fault, if one was taken away during setup."""
         try:
             reasons = [] if self._supply is None else self._supply.ended(machines)
         except SkywardError:
@@ -457,7 +451,7 @@ class Fleet:
             ) from error
 
     def _close_supply(self) -> None:
-        """No more machines: waits for requests to the provider, and gives up hosts that are still being set up."""
+        """Waits for requests to the provider, and gives up hosts that are still being set up."""
         if self._supply is not None:
             self._supply.close(0.5 if self._context.hurried() else _SUPPLY_CLOSING)
         if self._supply is not None or self._joining is not None:
@@ -491,7 +485,7 @@ class AddedPackages:
         self._paths: tuple[str, ...] = ()
 
     def add(self, pip: Sequence[str], hosts: Collection[Host]) -> tuple[str, ...]:
-        """Returns one path per node. Does nothing for packages that the nodes already have."""
+        """Returns one path per node; does nothing for packages that the nodes have."""
         with self._lock:
             if self._context.local:
                 return self._add_local(pip)

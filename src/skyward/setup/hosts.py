@@ -105,9 +105,8 @@ class HostSetup:
         return hosts
 
     def set_up_one(self, node: int, machine: Machine, patience: float, login: float | None = None) -> Host:
-        """Sets up one machine for a node: login within `ssh_timeout`, setup within `patience` seconds after that.
-
-        With `login`, it has that many seconds to let us in, and a failure is not reported because the caller retries.
+        """Login within `ssh_timeout`, setup within `patience` seconds after that. With `login`, that many seconds
+        instead, and a failure is not reported because the caller retries.
         """
 
         shell, key = shell_of(machine), f"{node}-{time.monotonic()}"
@@ -174,7 +173,7 @@ class HostSetup:
         return Host(keeper, (node,), env, self._paths(made.directory), _work(made.directory))
 
     def _keep(self, machine: Machine, shell: Shell, node: int, settled: Callable[[], None], made: Environment) -> None:
-        """Lets the provider keep the environment for the next pool, before any user data is on the machine."""
+        """Lets the provider keep the environment, before any user data is on the machine."""
         if not self._context.image.warm or not made.fresh or node != 0:
             return
         settled()  # it changes files that are taken off the disk for a moment
@@ -287,7 +286,6 @@ class HostSetup:
             )
 
     def package_list(self, host: Host) -> str:
-        """What a host has installed, as a requirements.txt with hashes; empty if its environment was not made by us."""
         if self._packages is not None:
             return self._packages.listing()
         made = host.env.get("VIRTUAL_ENV", "")
@@ -419,7 +417,6 @@ def send(
     source: bytes | Path,
     dest: str,
 ) -> None:
-    """Puts a file on a machine by a program there that reads it."""
     receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -444,7 +441,7 @@ def during_setup(
     shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]
 ) -> Generator[Callable[[], None]]:
     """Renews the machine's lease and runs the provider's setup step during the block. Yields a function that waits for
-    that step; `warn` gets its failure. Afterwards the keeper renews the lease.
+    that step; `warn` gets its failure.
     """
     ended = threading.Event()
     renewing = threading.Thread(target=_renew, args=(shell, access, ended), name="skyward-lease", daemon=True)
@@ -507,9 +504,7 @@ class MachineWatch:
 
     @contextmanager
     def watching(self, shell: Shell, machine: Machine, login: str = "") -> Generator[None]:
-        """Closes the shell if its machine is gone, and makes the block's error say so. `login` is added to the message
-        about a refused login.
-        """
+        """Closes the shell if its machine is gone, and makes the block's error say so."""
         with self._lock:
             if self._provider is not None and not self._waiting:
                 self._stopped = threading.Event()

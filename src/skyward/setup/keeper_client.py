@@ -62,7 +62,7 @@ class KeeperClient:
         return self._process.pid
 
     def ended(self, ttl: float) -> str:
-        """Why the keeper has ended, as far as known here; empty while it may run. `ttl` is the pool's, in seconds."""
+        """Why the keeper has ended, as far as known; empty while it may run."""
         if self._over:
             return f"the pool's ttl of {ttl:g} s is over"
         if self._lease or (code := self._process.poll()) is None:
@@ -101,7 +101,7 @@ class KeeperClient:
         return self.ask(ClientToKeeper.Go(), deadline)
 
     def leave(self) -> None:
-        """Lets go of a keeper that goes on without us; the thread that listens to it waits for its end."""
+        """Detaches from a keeper that continues without us; the listening thread waits for its end."""
         assert self._process.stdin is not None
         self._left = True
         self._process.stdin.close()

@@ -32,9 +32,7 @@ __all__ = ["CONTAINER", "PROGRAM", "PodShell"]
 log = logging.getLogger("skyward.kubernetes")
 
 CONTAINER = "skyward"
-"""The container of a pod that is the host."""
 PROGRAM = "/etc/skyward/pod.py"
-"""Where node/pod.py lies in it."""
 _ATTEMPT = 20.0
 _CONNECTING = 20.0
 _PAUSES = 0.5, 10.0
@@ -65,7 +63,7 @@ class PodShell:
         return self._target.pod
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Waits until commands run there; what cannot pass by itself is final."""
+        """Waits until commands run there; errors that cannot pass are final."""
         for pause in backoff(*_PAUSES):
             try:
                 done = self.run(["true"], timeout=_ATTEMPT)
@@ -104,7 +102,6 @@ class PodShell:
         send(self._run, self.name, source, dest)
 
     def reach(self, host: str, port: int) -> socket.socket:
-        """A connection through a small relay in the pod."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -131,7 +128,7 @@ class PodShell:
         return self._said
 
     def close(self) -> None:
-        """Ends the programs that lead to the pod; a forked child leaves those of its parent alone."""
+        """In a forked child the parent's programs are left alone."""
         self._closed.set()
         with self._lock:
             processes, self._processes = self._processes, []

@@ -1,9 +1,10 @@
 """The console of a pool: a listener of its events that draws on a terminal or in a notebook, or writes plain lines.
 
-events ──► Console ──► Overview (what one pool is doing)
-              ├─lines──► Feed (bounded) ──thread──► Terminal, or plain streams
-              └────────► Cells (HTML in a notebook)
-prints of the script, while a terminal is drawn on ──► the same Feed
+    events ──► Console ──► Overview (what one pool is doing)
+                  ├─lines──► Feed (bounded) ──thread──► Terminal, or plain streams
+                  └────────► Cells (HTML in a notebook)
+
+Prints of the script go to the same Feed while a terminal is drawn on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["Cells", "Console", "WarningLines", "attach", "in_notebook", "shown_b
 
 
 Publish = Callable[[str, str, str, bool], None]
-"""Shows HTML, and the same as text, under an id; True if what has this id is to be replaced."""
+"""Shows HTML, and the same as text, under an id; True replaces what has this id."""
 
 _EVERY = 0.25
 _REFRESH = 1.0  # time goes on also while nothing ends
@@ -67,7 +68,7 @@ class _Display:
 
 
 class Cells:
-    """Shows the progress of one pool. Not thread-safe: the console calls it in the thread of listeners."""
+    """Shows the progress of one pool. Not thread-safe."""
 
     def __init__(self, show: Publish = _publish, cell: Callable[[], object] = _current_cell) -> None:
         self._show, self._cell = show, cell
@@ -81,7 +82,7 @@ class Cells:
         self._at_once, self._counted = _AT_ONCE, 0.0  # how many more may be shown at once, and when that was counted
 
     def hear(self, event: on.Event, sentence: str | None, now: float) -> bool:
-        """Shows what the event says; False if the sentence about it, if there is one, is still to be written."""
+        """Shows what the event says; False if a sentence about it is still to be written."""
         changed = self._state.apply(event, now)
         match event:
             case on.PoolOpening():
@@ -178,7 +179,7 @@ class Cells:
         return {(call.node, call.rank) for call in self._state.calls.values()}
 
     def _allowed(self, now: float) -> bool:
-        """Whether the last state of a body may be shown at once: very many short ones would flood the notebook."""
+        """Limits last states of bodies: very many short ones would flood the notebook."""
         self._at_once = min(_AT_ONCE, self._at_once + (now - self._counted) / _EVERY)
         self._counted = now
         self._at_once -= self._at_once >= 1
@@ -212,10 +213,8 @@ _terminal: Terminal | None = None
 
 
 def attach(mode: bool | str = "auto", *, file: TextIO | None = None, recorded: bool = False) -> Console:
-    """A console to be called with every event of one pool, until its `close()`.
-
-    `mode` is "auto" or True, "live" (wherever there is a terminal), "plain", "silent" or False. `recorded`: the events
-    come from a history, so that things happen at the events' own times, and not now.
+    """A console to be called with every event of one pool, until its `close()`. With `recorded`, things happen at the
+    events' own times.
     """
     global _terminal
     how = "auto" if mode is True else "silent" if mode is False else mode
@@ -257,7 +256,7 @@ def _rows(width: int) -> list[list[Cell]]:
 
 
 def _in_fork() -> None:
-    """Leave drawing to the process that began it: here no thread writes, and locks may be held for ever."""
+    """A fork has no writing thread, and locks may be held for ever."""
     global _guard, _terminal
     if _terminal:
         _terminal.abandon()
@@ -329,7 +328,7 @@ class Console:
             self._show(feed, on.Output(event.pool, event.node, "stderr", line, event.call, False, event.rank))
 
     def _tell_repeated(self, feed: Feed, warned: WarningLines, event: on.Event) -> None:
-        """Says which other nodes gave a warning that was shown: when the last call has ended, or a moment later."""
+        """Says which other nodes gave a warning that was shown."""
         if not isinstance(event, on.NodeSample | on.CallEnded | on.PoolClosing | on.PoolClosed):
             return
         with self._lock:
@@ -365,7 +364,6 @@ class Console:
             feed.flush()
 
     def _end_bars(self, feed: Feed, at_once: bool = True) -> None:
-        """Writes the last state of progress bars that were cut off; else, for short calls, only now and then."""
         now = time.monotonic()
         for number, marks in self._overview.marks.items():
             for rank, shown in marks.bars.items():

@@ -1,4 +1,4 @@
-"""What one pool is doing, as its events tell: sentences for the user, and rows of the live view. Writes nothing."""
+"""What one pool is doing, as its events tell: sentences for the user, and rows of the live view."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class Recent:
         return ", ".join(f"{name} {count / _SPAN:,.3g}/s" for name, count in busy)
 
     def busy(self, now: float, running: Iterable[float], slots: int, since: float) -> float:
-        """The share of its slots' time that a node has worked, in the last two seconds; 1 is all of it.
-
-        `running` are the times at which calls that run now began; the node takes calls since `since`.
-        """
+        """The share of its slots' time that a node has worked, in the last two seconds."""
         self._forget(now)
         span = min(_SPAN, max(now - since, 0.1))
         ended = sum(max(0.0, min(seconds, span - (now - at))) for at, seconds in self._long)
@@ -113,7 +110,6 @@ class Bar:
     shown: str = ""
     due: float = 0.0
     due_at_end: float = 0.0
-    """When the last state may be printed again because no call runs any more."""
 
 
 @dataclass(slots=True)
@@ -156,7 +152,7 @@ def _calls(node: NodeState, ranked: bool, now: float) -> str:
 
 
 class Overview:
-    """Follows the events of one pool. Not thread-safe: its owner holds a lock."""
+    """Follows the events of one pool. Not thread-safe."""
 
     def __init__(self, *, live: bool) -> None:
         self.live = live  # the view shows much of what is a sentence elsewhere
@@ -317,10 +313,8 @@ _GB = 1 << 30
 
 
 def gpu_cell(gpus: Sequence[GpuSample]) -> str:
-    """Such as "GPU 87% 61/141GB 64° 512W" or "8 GPU ▇▇▅▁▇▇▇▇ 77% 402/640GB 71° 3.2kW".
-
-    Use is the mean of all, memory (in GiB) and power their sums, temperature that of the hottest; n/a stands for a use
-    that the driver does not say, as for MIG slices.
+    """Such as "GPU 87% 61/141GB 64° 512W" or "8 GPU ▇▇▅▁▇▇▇▇ 77% 402/640GB 71° 3.2kW": mean use, summed memory (GiB)
+    and power, the hottest temperature; n/a for a use that the driver does not report.
     """
     used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
     parts = ["GPU"] if len(gpus) == 1 else [f"{len(gpus)} GPU"]

@@ -1,10 +1,8 @@
 """Writing for a person: lines that wait in a bounded feed, a terminal with a view below them, tables that fit it.
 
-On a terminal the cursor stays on a free line above the view, never below, and keeps its column when the view is drawn
-again. So "erase below" removes the view, also after a change of size, and what others write there (a subprocess, C
-code, a prompt) stays. Only if they write several lines at once, the later ones overwrite the view.
-Of rich only the widths of characters are used: its Live wraps long lines, holds unfinished ones back, and is too slow
-for 20,000 lines a second in a process that does other work.
+The cursor stays on a free line above the view and keeps its column. So "erase below" removes the view, also after a
+change of size, and what others write there (a subprocess, C code, a prompt) stays. rich's Live is not used: it wraps
+long lines, holds unfinished ones back, and is too slow for 20,000 lines per second.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any, TextIO, cast
 __all__ = ["Cell", "Feed", "Terminal", "clean", "coloured", "is_terminal", "plain", "styled", "table"]
 
 Line = tuple[str, str]
-"""Where it goes ("stdout", "stderr", or "print" for what the script itself prints), and the text with its line end."""
+"""Where it goes ("stdout", "stderr", or "print" for the script's own), and the text with its line end."""
 
 Cell = tuple[str, str]
 
@@ -111,7 +109,7 @@ def table(rows: list[list[Cell]], width: int) -> list[str]:
 
 
 class Feed:
-    """Lines on their way out: taken at once, written in batches by a thread of its own, bounded."""
+    """A bounded queue of lines, written in batches by a thread of its own."""
 
     def __init__(self, sink: Callable[[list[Line]], None], *, tick: float | None = None) -> None:
         self.broken = False
@@ -124,7 +122,7 @@ class Feed:
         self._thread.start()
 
     def put(self, kind: str, text: str) -> None:
-        """Add whole lines; waits while too many are on their way, counts them as lost only if none moves at all."""
+        """Waits while it is full; counts lines as lost only if nothing moves at all."""
         with self._changed:
             while self._size > _LIMIT and not self.broken:
                 beat = self._beat
@@ -171,7 +169,7 @@ class Feed:
                     return
 
     def close(self) -> None:
-        """Have everything written; gives up only when nothing moves for a while."""
+        """Waits until everything is written; gives up when nothing moves for a while."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -233,7 +231,7 @@ class Terminal:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the script its streams back and write no more: what a fork has to do, in which no thread writes."""
+        """Gives the script its streams back, in a fork, which has no writing thread."""
         self._open = False
         self._swap(self._proxies, self._streams)
 

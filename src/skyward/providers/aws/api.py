@@ -1,4 +1,4 @@
-"""Talking to AWS: one door for every call, where errors are translated and what may be repeated is repeated."""
+"""Every call to AWS: errors are translated here, and what may be repeated is repeated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ log = logging.getLogger("skyward.aws")
 @dataclass(frozen=True)
 class Pace:
     base: float = 0.5
-    """The first pause before a refused call is repeated; pauses double, with full jitter, up to `cap`."""
+    """The first pause before a refused call is repeated; pauses double up to `cap`."""
     cap: float = 60.0
     budget: float = 300.0
     poll: float = 2.5
@@ -99,7 +99,7 @@ class Api:
     lock: Any = field(default_factory=threading.Lock)
 
     def call(self, service: str, operation: str, repeat: bool = True, **params: Any) -> dict[str, Any]:
-        """The answer of AWS. Throttling and faults of theirs are repeated with full jitter, if `repeat`."""
+        """Repeats throttled and faulty calls with full jitter, if `repeat`."""
         pace, began = self.account.pace, time.monotonic()
         for tries, pause in enumerate(backoff(pace.base, pace.cap, jitter=random.random), 1):
             try:
@@ -127,10 +127,8 @@ class Api:
                 return found
 
     def identity(self) -> str:
-        """Who is logged in (an ARN); the first thing asked, since it needs no permission and creates nothing.
-
-        Who has taken on a role is known by the role: most tools name its session after the time. With single sign-on
-        the session is named after the person, and many persons share the role.
+        """Who is logged in (an ARN). The call needs no permission. A role's session name is left out (most tools name
+        it after the time), except with single sign-on, where it is the person.
         """
         if self.session.get_credentials() is None:
             raise _nobody(self.account, "no credentials were found")

@@ -1,4 +1,4 @@
-"""Giving a pool back: end, delete, and read back until nothing that was made for it is left."""
+"""Gives a pool back: ends, deletes, and reads back until nothing that was made for it is left."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def things(api: Api, **requested: str) -> list[Thing]:
 
 
 def delete(api: Api, thing: Thing) -> bool:
-    """Deletes something; False while something else still needs it. What is gone already is gone."""
+    """False while something else still needs it. What is gone already is no error."""
     how = KINDS[thing.kind]
     try:
         api.call("ec2", how.delete, True, **{how.parameter: thing.id})
@@ -123,10 +123,8 @@ class _Work:
 def give_back(
     api: Api, pool: str, owner: str, ledger: Ledger | None, report: Report = lambda text: None
 ) -> CloudReceipt:
-    """Ends everything of a pool and confirms it; if it cannot finish, the error says what is left and how to end it.
-
-    Without a ledger, or with one that lacks an answer, tags are watched for things that appear late. What carries the
-    pool's tag without proof that it was made for `owner`'s pool is left alone, and the receipt says so.
+    """Ends everything of a pool and confirms it, or says what is left and how to end it. Without a complete ledger,
+    tags are watched for things that appear late.
     """
     pace, began = api.account.pace, time.monotonic()
     history = ledger.history if ledger is not None else History(pool)
@@ -282,7 +280,7 @@ def _price(machine: CloudMachine | None, details: Mapping[str, Any]) -> Price:
 
 @dataclass(frozen=True)
 class PoolClaim(Claim):
-    """A claim that also knows disks, which have neither name nor token: they are proven by their machines."""
+    """A claim that also knows disks, which are proven by their machines."""
 
     volumes: set[str] = field(default_factory=set[str], hash=False)
 
@@ -309,9 +307,8 @@ def _remark(pool: str, region: str, strange: Mapping[str, str]) -> str:
 
 
 def found_leftovers(api: Api, owner: str) -> list[Leftover]:
-    """Everything that carries the owner's tag, and what others have tagged as part of the owner's pools.
-
-    What is not proven to be the owner's has a reason in `foreign`.
+    """Everything with the owner's tag, and what others have tagged as part of the owner's pools, with a reason in
+    `foreign`.
     """
     machines = [machine for machine in tagged(api, tag_key=POOL) if machine.state != "terminated"]
     others = things(api, tag_key=POOL)

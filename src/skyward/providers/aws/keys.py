@@ -1,4 +1,4 @@
-"""The pool's key pair at AWS, and what is done on a machine before and while it is set up."""
+"""The pool's key pair at AWS, and what is done on a machine while it is set up."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ exit 1
 
 
 def prepare(shell: Shell, id: str) -> tuple[dict[str, str], str | None]:
-    """Mounts the machine's local disk, if it has one, and has temporary files go there; says what did not work."""
+    """Mounts the machine's local disk and puts temporary files there; returns what failed."""
     done = shell.run(["sh", "-c", _ROOT + _EFA + LOCAL_DISK, "sh", id], timeout=60)
     if done.code != 0:
         return {}, f"the machine's local disk is not used: {_last(done.err)}. Environments are on its root disk"
@@ -142,7 +142,7 @@ def prepare(shell: Shell, id: str) -> tuple[dict[str, str], str | None]:
 
 
 def settle(shell: Shell, target: SshTarget) -> str | None:
-    """Gives the machine a host key of its own and waits for what its GPUs need; says what did not work."""
+    """Replaces the host key and waits for what GPUs need; returns what failed."""
     kept = replace_host_key(shell, target, hint=_SUDO)
     done = shell.run(["sh", "-c", FABRIC], timeout=300)
     if done.code == 0:

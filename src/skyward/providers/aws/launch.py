@@ -1,4 +1,4 @@
-"""Getting machines: one call for all of them, elsewhere if there is no room, and nothing half-made left."""
+"""Launches machines: one call for all of them, elsewhere if there is no room, and nothing half-made left."""
 
 from __future__ import annotations
 
@@ -83,10 +83,7 @@ def launch(
     count: int,
     ready: Callable[[list[str]], list[CloudMachine]],
 ) -> list[CloudMachine]:
-    """`count` machines from the first of `tries` that has them; the error says how each of them ended.
-
-    A quota that is used up rules out what else it counts; spot and on-demand have one each.
-    """
+    """`count` machines from the first of `tries` that has them. A used-up quota rules out what else it counts."""
     failed: list[str] = []
     full: dict[str, QuotaExceeded] = {}
     locked: dict[str, str] = {}  # price class -> the machine whose disk could not be made
@@ -331,7 +328,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """`count` machines that are logged in to as `user`, and the `tries` in which some of `offers` may be had."""
+    """What to launch: `count` machines with login `user`, in the order of `tries`."""
 
     count: int
     offers: Sequence[CloudOffer]
@@ -342,7 +339,6 @@ class Wanted:
 
 
 def open_pool(api: Api, pool: str, spec: Spec, wanted: Wanted) -> tuple[Ledger, list[CloudMachine]]:
-    """Machines for a new pool."""
     settings = wanted.settings
     settings.image(wanted.tries[0][0])  # an image that is not there is found before anything is created
     ledger = _started(api, pool, spec, settings)
@@ -354,7 +350,6 @@ def open_pool(api: Api, pool: str, spec: Spec, wanted: Wanted) -> tuple[Ledger, 
 
 
 def add_machines(api: Api, ledger: Ledger, spec: Spec, wanted: Wanted) -> list[CloudMachine]:
-    """More machines for a pool that is open here."""
     wanted.settings.image(wanted.tries[0][0])
     return _launched(api, ledger, spec, _alike(ledger, wanted))
 
@@ -431,7 +426,7 @@ def _order(api: Api, ledger: Ledger, spec: Spec, wanted: Wanted) -> Order:
 
 
 def _alike(ledger: Ledger, wanted: Wanted) -> Wanted:
-    """Machines that join a pool use EFA if its others do, and are in their zone then: it does not lead out of it."""
+    """More machines for a pool use EFA if its others do, and then stay in their zone."""
     made = [record.data for record in ledger.history.made("instance").values()]
     if not made or not made[-1].get("efa"):  # earlier ones may have been of a try that came to nothing
         settings = replace(wanted.settings, efa=replace(wanted.settings.efa, asked=False))

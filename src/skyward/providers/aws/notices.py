@@ -1,6 +1,8 @@
-"""Waits for EC2's notice that this machine is to be taken away. Runs on a node, in a thread, with the standard library.
+"""Waits for EC2's notice that this machine is to be taken away.
 
-PUT /latest/api/token -> a token -> GET /latest/meta-data/spot/instance-action: 404 until there is notice, then its time
+    PUT /latest/api/token  ->  a token  ->  GET /latest/meta-data/spot/instance-action: 404 until there is notice
+
+Runs on a node, in a thread, with the standard library.
 """
 
 from __future__ import annotations
@@ -42,10 +44,7 @@ class _Token(NamedTuple):
 
 
 def wait(url: str = "http://169.254.169.254", poll: float = 2.0) -> float:
-    """Waits until this machine is to be taken away; the seconds that it has left then.
-
-    Asks every `poll` seconds, with growing pauses of up to a minute while nothing answers there, and never gives up.
-    """
+    """The seconds left when the notice comes. Never gives up while nothing answers."""
     where = urlsplit(url)
     host, port = where.hostname or "", where.port or 80
     token: _Token | None = None
@@ -84,7 +83,7 @@ def taken_at(body: bytes) -> float:
 
 
 def remaining(deadline: float, date: str | None, now: float) -> float:
-    """The seconds until a deadline, by the Date of the answer where this machine's clock `now` is wrong."""
+    """The seconds until a deadline, by the Date of the answer where this machine's clock is wrong."""
     try:
         server_time = parsedate_to_datetime(date).timestamp() if date else now
     except ValueError:

@@ -1,7 +1,6 @@
 """What machines and their disks cost: asked of AWS, and unknown where the account may not ask.
 
-types -> GetProducts, some dozens of types a call -> on-demand prices, kept while the program runs
-types -> DescribeSpotPriceHistory -> spot prices by zone, asked each time
+On-demand prices are kept while the program runs, spot prices are asked each time.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class DiskPrices:
-    """Dollars a month: for a GB, for one more IOPS, and for one more MiB/s than a volume has anyway."""
+    """Dollars per month for a GB, an extra IOPS, and an extra MiB/s."""
 
     gb: float
     iops: float
@@ -58,13 +57,12 @@ class DiskPrices:
 
 
 LIST_PRICES = DiskPrices(0.08, 0.005, 0.04)
-"""Those of us-east-1, https://aws.amazon.com/ebs/pricing; counted with where AWS does not say others."""
+"""Those of us-east-1, https://aws.amazon.com/ebs/pricing; used where AWS does not say others."""
 
 
 def root_disk(image_gb: int, size: int | None = None, throughput: int | None = None, most: float = 0.0) -> Disk:
-    """The disk of a machine that starts from an image of `image_gb`, with what the user asked for, if anything.
-
-    `most` is what a machine can read in MB/s (0: not known); nothing faster is paid for unless it was asked for.
+    """The disk of a machine that starts from an image of `image_gb`. `most` is what a machine can read in MB/s (0: not
+    known).
     """
     gb = max(size, image_gb) if size else max(50, image_gb + ROOM_GB)
     if throughput is None:
@@ -74,7 +72,7 @@ def root_disk(image_gb: int, size: int | None = None, throughput: int | None = N
 
 
 PUBLIC_ADDRESS = 0.005
-"""Dollars an hour for a public IPv4 address, the same in every region: https://aws.amazon.com/vpc/pricing."""
+"""Dollars per hour, the same in every region: https://aws.amazon.com/vpc/pricing."""
 
 _FIXED = {
     "operatingSystem": "Linux",

@@ -161,7 +161,7 @@ class AWS(Provider):
     # opening
 
     def offers(self, spec: Spec, count: int | None = None, report: Report | None = None) -> Plan:
-        """What would be launched, where and for how much, and what was ruled out; creates nothing."""
+        """What would be launched and at what price; creates nothing."""
         here = _at(self, spec)
         api = _api(here, report)
         api.identity()
@@ -174,10 +174,7 @@ class AWS(Provider):
     def acquire(
         self, spec: Spec, pool: str, count: int | None = None, timeout: float = 300, report: Report | None = None
     ) -> AwsLease:
-        """Machines that run and have addresses, for a new pool.
-
-        If it fails, nothing that was created here is left, or `NotGivenBack` says what is.
-        """
+        """Running machines for a new pool. If it fails, nothing is left, or `NotGivenBack` says what is."""
         here = _at(self, spec)
         api = _api(here, report)
         wanted = _wanted(here, api, spec, _count(spec, count), timeout)
@@ -187,9 +184,8 @@ class AWS(Provider):
     # closing, and what is left
 
     def give_back(self, pool: str, report: Report | None = None) -> CloudReceipt:
-        """Ends everything of a pool and confirms it by reading back; may be repeated, and works without the ledger.
-
-        What only carries the pool's tag, and is not proven to have been made for it, is left alone.
+        """Ends everything of a pool and confirms it; may be repeated, and works without the ledger. What is not proven
+        to be the pool's is left alone.
         """
         with given_back(pool) as ledger:
             here = self if ledger is None else _recorded(self, ledger.history.metadata, ledger.history.region)
@@ -289,7 +285,6 @@ def _wanted(aws: AWS, api: Api, spec: Spec, count: int, timeout: float) -> Wante
 
 
 def _kept(aws: AWS) -> list[tuple[AWS, Kept]]:
-    """Images of this user, each with the provider of its region."""
     found = [(_hasty(aws, region=k.region, profile=k.profile, endpoint_url=k.endpoint_url), k) for k in kept()]
     return [(here, item) for here, item in found if aws.owner in (None, item.owner)]
 
@@ -370,7 +365,6 @@ def _private(aws: AWS, places: Sequence[Subnet]) -> bool:
 
 
 def _entrance(aws: AWS, api: Api, places: Sequence[Subnet]) -> list[dict[str, Any]] | None:
-    """By which rules ssh gets in, if not from an address."""
     if aws.via is None or aws.security_group_id is not None:
         return None
     endpoint = find_endpoint(api, places[0].vpc) if aws.via == "eice" else None
@@ -386,7 +380,7 @@ def _own_address(aws: AWS) -> str:
 
 
 def _hasty(aws: AWS, **changes: Any) -> AWS:
-    """This provider for questions that are asked again anyway."""
+    """This provider with less patience, for questions that are asked again anyway."""
     return replace(aws, pace=replace(aws.pace, budget=min(aws.pace.budget, _HASTE)), **changes)
 
 

@@ -53,7 +53,7 @@ class Commands:
         return self._result(argv[0], self._finished(["sh", "-c", _PLAIN, "sh", *argv], b""), check)
 
     def submit(self, options: Sequence[str], variable: str, secret: str, script: str) -> str:
-        """Submits a job; gives its id. The secret goes by standard input, and from there into a variable of the job."""
+        """Submits a job; returns its id. The secret goes through standard input into a variable of the job."""
         argv = ["sbatch", "--parsable", f"--export={variable}", *options]
         data = f"{secret}\n{script}".encode()
         done = self._finished(["sh", "-c", _WITH_SECRET, "sh", variable, *argv], data)

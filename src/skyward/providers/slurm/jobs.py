@@ -1,4 +1,4 @@
-"""Jobs as squeue lists them: states, nodes, and why one waits, in words."""
+"""Jobs as squeue lists them: states, nodes, and why one waits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = [
 
 
 FORMAT = "%i|%T|%r|%S|%e|%D|%N|%l|%j|%k"
-"""What squeue is asked for: the order of `parse_jobs`. Times are seconds since 1970, by SLURM_TIME_FORMAT."""
+"""What squeue is asked for, in the order of `parse_jobs`. Times are seconds since 1970, by SLURM_TIME_FORMAT."""
 
 _NAME = "skyward-"
 _COMMENT = re.compile(r"skyward pool=(?P<pool>\S+) expires=(?P<expires>\d+)")
@@ -112,10 +112,7 @@ class Job:
         return not self.waits and not self.runs and self.state not in ENDING
 
     def time_over(self, now: float) -> bool:
-        """Whether its time limit is what ended it, or will soon: its nodes have been told by then.
-
-        That it ends is not enough: Slurm also sets the end of a job that it preempts.
-        """
+        """Whether its time limit is what ended it, or will soon. Slurm also sets the end of a job that it preempts."""
         return self.state == "TIMEOUT" or (
             self.runs and self.start is not None and self.start + self.limit - now < WARNING + 60
         )
@@ -175,7 +172,7 @@ def parse_jobs(said: str) -> list[Job]:
 
 
 def expand(nodes: str) -> list[str]:
-    """The names in a list of nodes as Slurm shortens it: "gpu[01-03,7],login" are gpu01, gpu02, gpu03, gpu7, login."""
+    """ "gpu[01-03,7],login" are gpu01, gpu02, gpu03, gpu7, login."""
     names: list[str] = []
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names += _expanded(item)
@@ -247,7 +244,7 @@ class Receipt(provider.Receipt):
 
 
 def listed(commands: Commands, id: str | None = None) -> list[Job]:
-    """Jobs of this user's pools, or one of them; also those that are over, as long as Slurm knows them."""
+    """Jobs of this user's pools, or one of them; also ended ones, as long as Slurm knows them."""
     which = ["-u", commands.user] if id is None else ["-j", id]  # --me came with Slurm 20.02
     try:
         return parse_jobs(commands.run("squeue", "-h", "-t", "all", *which, "-o", FORMAT))
@@ -262,7 +259,7 @@ def jobs_of(commands: Commands, pool: str) -> list[Job]:
 
 
 def answered(ask: Callable[[], _T], seconds: float | None, report: Report, meanwhile: str) -> _T:
-    """What Slurm answers. It is asked again while it does not, for so many seconds."""
+    """What Slurm answers; asked again for so many seconds while it does not."""
     return asking.answered(ask, seconds, report, "Slurm", meanwhile, _passes)
 
 
@@ -300,9 +297,8 @@ def when_started(commands: Commands, id: str, patience: float | None, report: Re
 
 
 def check_wanted(commands: Commands, pool: str, known: Collection[str], report: Report) -> None:
-    """Refuses other nodes for a pool whose time is over, or of which somebody else has cancelled a job.
-
-    Slurm says how a job has ended only when it is over: while one is ending, that is waited for.
+    """Refuses other nodes for a pool whose time is over, or whose job somebody else has cancelled. Slurm says how a job
+    has ended only when it is over: while one is ending, that is waited for.
     """
     began = time.monotonic()
     for pause in pauses():
@@ -345,7 +341,7 @@ def granted(commands: Commands, id: str, spec: Spec) -> str:
 
 
 def cancel(commands: Commands, jobs: Sequence[Job]) -> None:
-    """Has Slurm end jobs; those that are over already are no error. Whoever has to be certain looks at them again."""
+    """Cancels jobs; those that are over are no error."""
     commands.cancelled.update(job.id for job in jobs)
     for start in range(0, len(jobs), 50):
         with suppress(*UNANSWERED):
@@ -355,10 +351,8 @@ def cancel(commands: Commands, jobs: Sequence[Job]) -> None:
 def end(
     commands: Commands, pool: str, known: Sequence[str], told: bool, uncertain: bool, report: Report
 ) -> Receipt | None:
-    """Ends all jobs of a pool, `known` and others, and waits until none is left.
-
-    `told`: its nodes were just told to end, so a job may end by itself. `uncertain`: a job may have been submitted of
-    which we know nothing yet.
+    """Ends all jobs of a pool and waits until none is left. `told`: its nodes were told to end, so a job may end by
+    itself. `uncertain`: a job may have been submitted that we do not know.
     """
     cancelled, seen, rest = dict[str, float](), dict.fromkeys(known), ()
     told_to = "its nodes were asked to end" if told else "it has to end the jobs of the pool"
@@ -386,10 +380,8 @@ def end(
 
 
 def _only_clean_up(commands: Commands, jobs: Sequence[Job]) -> tuple[str, ...]:
-    """Which nodes Slurm cannot clean up, if that is all that is left of jobs: then none of them runs anything.
-
-    A step counts until the node itself has told the controller that it has ended, also without its slurmd. Empty if
-    anything else is left, or if that is not known.
+    """The nodes that Slurm cannot clean up, if nothing else is left of jobs: then none of them runs anything. A step
+    counts until the node has told the controller that it ended. Empty if that is not known.
     """
     if not jobs or any(job.state not in ENDING or not job.nodes for job in jobs):
         return ()
@@ -486,9 +478,8 @@ def why_gone(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMac
 
 
 def end_machines(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMachine]) -> None:
-    """Ends some machines of a pool that stays open: the job of a single node, or a step of a larger one.
-
-    A job that Slurm has put back into the queue has none of them any more, and would start for nothing.
+    """Ends some machines of a pool that stays open: the job of a single node, or a step of a larger one. A requeued job
+    would start for nothing.
     """
     known = {job.id: job for job in jobs_of(commands, arrivals.pool) if not job.over}
     for machine in machines:
@@ -513,7 +504,7 @@ def _place(machine: SlurmMachine) -> int:
 
 
 class Taken:
-    """The nodes of a pool's jobs; usable from many threads. A job is submitted while `submitting` is held."""
+    """The nodes of a pool's jobs; thread-safe. Hold `submitting` while a job is submitted."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
@@ -521,7 +512,7 @@ class Taken:
         self.submitting = threading.RLock()
 
     def nodes(self, commands: Commands, but: str = "") -> list[str]:
-        """The nodes that are taken now, but by one job. A job that waits has none: where it will run is not known."""
+        """The nodes taken now, except by one job. A waiting job has none."""
         with self.submitting:
             jobs = [job.id for job in jobs_of(commands, self._pool) if job.runs and job.id != but]
             running = [node for job in jobs for _, node in steps_of(commands, job).values()]
@@ -529,7 +520,7 @@ class Taken:
             return list(dict.fromkeys([*running, *starting]))
 
     def claim(self, commands: Commands, job: Job) -> list[str]:
-        """Takes the nodes of a job that has just started; those that another job was quicker to take, if there are."""
+        """Takes the nodes of a job that has just started; returns those that another job already took."""
         with self.submitting:
             known = set(self.nodes(commands, but=job.id))
             lost = [node for node in job.nodes if node in known]

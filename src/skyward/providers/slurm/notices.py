@@ -1,7 +1,6 @@
 """Waits until this node is about to be taken away: its job's time is nearly over, or Slurm has sent SIGTERM.
 
-Runs on a node, in a thread, with the standard library. The job's script says when its time is over (`script.py`); the
-program that has joined the pool writes a file when it gets SIGTERM (`node/join.py`).
+Runs on a node, in a thread, with the standard library. `node/join.py` writes a file on SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 __all__ = ["WARNING", "wait"]
 
 WARNING = 120.0
-"""How many seconds before the time limit bodies are told; in a short job, when a quarter of its time is left."""
+"""Seconds before the time limit; in a short job, a quarter of its time."""
 _POLL = 0.5
 
 

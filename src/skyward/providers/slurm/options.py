@@ -1,4 +1,4 @@
-"""From a spec and the provider's settings to the options of sbatch; which of a site's GPUs an accelerator means."""
+"""From a spec and the provider's settings to the options of sbatch, and to a site's names for GPUs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def job_options(
 
 
 def parse_gpus(said: str) -> list[Gpus]:
-    """What `sinfo -h -o '%D|%G'` says of GPUs: lines like "3|gpu:a100:2(S:0-1),gpu:t4:1"."""
+    """Parses `sinfo -h -o '%D|%G'`: lines like "3|gpu:a100:2(S:0-1),gpu:t4:1"."""
     found: dict[tuple[str, int], int] = {}
     for line in said.splitlines():
         nodes, _, rest = line.partition("|")
@@ -140,9 +140,8 @@ def parse_gpus(said: str) -> list[Gpus]:
 
 
 def gpu_request(accelerator: Accelerator | None, available: Sequence[Gpus], where: str) -> str | None:
-    """What --gres is given for an accelerator, in the site's own words; NoOffer if no node has such GPUs.
-
-    A site that names no types is asked for GPUs of any kind; whether they are the right ones is seen on the nodes.
+    """--gres for an accelerator, in the site's own words; NoOffer if no node has such GPUs. Without types, any GPU is
+    requested, and the nodes check.
     """
     if accelerator is None:
         return None
@@ -261,10 +260,8 @@ module load {modules} || exit
 def batch_script(
     program: str, first: int, python: str | None = None, modules: Sequence[str] = (), setup: str = ""
 ) -> str:
-    """The script of a job whose nodes are the places from `first` on.
-
-    Each loads `modules`, runs the lines of `setup`, and joins with `python`; without one, with that of this program if
-    the node has it as well, else with its own.
+    """The script of a job whose nodes are the places from `first` on. Each loads `modules`, runs `setup`, and joins
+    with `python`, or this program's Python if the node has it, or its own.
     """
     lines = (_LOAD.format(modules=shlex.join(modules)) if modules else "") + setup
     own = dict.fromkeys([getattr(sys, "_base_executable", ""), sys.executable, "python3"])

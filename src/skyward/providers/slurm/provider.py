@@ -239,8 +239,6 @@ class Slurm(Provider):
 
 
 class SlurmLease(JoinedLease):
-    """The jobs of an open pool, and the nodes on which they run."""
-
     def __init__(self, provider: Slurm, arrivals: Arrivals, ledger: Ledger, commands: Commands) -> None:
         super().__init__(provider, arrivals, ledger)
         self._slurm, self._ledger, self._commands = provider, ledger, commands
@@ -281,9 +279,8 @@ class SlurmLease(JoinedLease):
     def job(
         self, spec: Spec, count: int, gpus: str | None, timeout: float, report: Report
     ) -> tuple[SlurmMachine, ...] | None:
-        """Submits a job, waits until it runs, and until its nodes have connected to us.
-
-        None if it came to a node that the pool has: two jobs that start at the same time may.
+        """Submits a job, and waits until its nodes have connected. None if it came to a node that the pool has: two
+        jobs that start at the same time may.
         """
         slurm, commands, arrivals = self._slurm, self._commands, self.arrivals
         ledger, taken = self._ledger, self._taken
@@ -330,9 +327,8 @@ class SlurmLease(JoinedLease):
 
 
 def elsewhere(slurm: Slurm, commands: Commands, taken: Sequence[str], count: int) -> Slurm:
-    """The provider without the nodes that the pool has: no two of its nodes are on one machine.
-
-    If more nodes are named than are asked for, which sbatch would refuse, all others are excluded instead.
+    """The provider without the nodes that the pool has. If more nodes are named than requested, which sbatch would
+    refuse, all others are excluded instead.
     """
     wanted, exclude = slurm.nodelist, [*filter(None, [slurm.exclude]), *taken]
     if wanted is not None:
@@ -356,7 +352,6 @@ def _settings(slurm: Slurm) -> dict[str, Any]:
 
 
 def _gpus(slurm: Slurm, commands: Commands, spec: Spec) -> str | None:
-    """What --gres is given; in the words of the site, which is asked."""
     if spec.accelerator is None or slurm.gres is not None:
         return slurm.gres
     said = commands.run("sinfo", "-h", *_partition(slurm), "-o", "%D|%G")
@@ -365,7 +360,7 @@ def _gpus(slurm: Slurm, commands: Commands, spec: Spec) -> str | None:
 
 
 def other_partitions(slurm: Slurm, commands: Commands, gpus: str | None) -> str:
-    """Which partitions have the GPUs that the default one does not have."""
+    """The partitions that have the GPUs that the default one lacks."""
     if gpus is None or slurm.partition is not None:
         return ""
     rows = [row.partition("|") for row in commands.run("sinfo", "-h", "-o", "%R|%G", check=False).splitlines()]
@@ -382,7 +377,6 @@ def _options(slurm: Slurm, ledger: Ledger, spec: Spec, count: int, gpus: str | N
 
 
 def _ended(commands: Commands, pool: str, ledger: Ledger | None, told: bool, report: Report) -> object:
-    """Ends the jobs of a pool, whose nodes may have been told to end (`told`), and confirms it."""
     history = History(pool) if ledger is None else ledger.history
     made = history.made("job")
     if not made and history.certain:
@@ -419,7 +413,7 @@ def _idle(counts: str) -> str:
 
 
 def _login_record(target: SshTarget) -> dict[str, Any]:
-    """What a ledger says of the login node: no command, as nobody would run one that a file names."""
+    """The login node for a ledger: no command, as nobody would run one that a file names."""
     known = asdict(target)
     return {**{name: known[name] for name in _LOGIN}, "proxied": target.proxy is not None}
 

@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds by which a host's clock is ahead of ours, and the possible error: half a round trip."""
+    """Seconds by which a host's clock is ahead of ours, and the possible error."""
 
     offset: float
     uncertain: float
@@ -69,7 +69,6 @@ class Reached:
 
 
 def cleaned(finding: Finding) -> Finding:
-    """The finding without terminal control characters."""
     text, do = printable(finding.text, 1000), printable(finding.do, 1000)
     return replace(finding, host=printable(finding.host), text=text.rstrip("."), do=do.rstrip("."))
 
@@ -294,7 +293,7 @@ class Gpu:
 
 @dataclass
 class Facts:
-    """What a host has reported; missing facts are empty or None. Sizes are in kilobytes."""
+    """What a host has reported; missing facts are empty or None. Sizes in kilobytes."""
 
     system: str = ""
     libc: str = ""
@@ -302,7 +301,6 @@ class Facts:
     platform: str | None = None
     user: str = ""
     boot: str = ""
-    """The kernel's boot id."""
     cpus: int | None = None
     load: float | None = None
     memory: int | None = None
@@ -316,7 +314,6 @@ class Facts:
     python: str = ""
     pythons: list[Python] = field(default_factory=list[Python])
     pools: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Skyward pools that run there: user and name."""
     gpus: list[Gpu] = field(default_factory=list[Gpu])
     gpu_failure: str = ""
     amd: bool = False

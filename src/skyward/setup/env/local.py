@@ -46,10 +46,8 @@ _LOCKED = re.compile(r"Could not get lock .*|.* lock(?:ed)? .*by another process
 
 @dataclass(frozen=True)
 class Environment:
-    """Where user code runs: interpreter, variables, and the pool's directory there.
-
-    On this computer the pool's directory is elsewhere, and `variables` include the image's `env`. `record` is the file
-    that lists the packages if they were resolved just now.
+    """Where user code runs: interpreter, variables, and the pool's directory. `record` is the file that lists the
+    packages if they were resolved just now.
     """
 
     python: str

@@ -1,8 +1,9 @@
-"""Makes an image's environment on a host: looks whether it is there, and otherwise sends and runs what makes it.
+"""Makes an image's environment on a host, unless it is there.
 
-look.sh ──ready──────────────────────────────────────────────► Environment      (one round trip)
-   └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Environment      (again with what it lacks)
-                                                          ▲ standard input, held open: when it ends, so does all there
+    look.sh ──ready──────────────────────────────────────────────► Environment      (one round trip)
+       └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Environment      (again with what it lacks)
+
+Standard input is held open: when it ends, so does everything there.
 """
 
 from __future__ import annotations
@@ -143,9 +144,7 @@ def _make(
     because: BootstrapError | None = None,
     python: Path | None = None,
 ) -> None:
-    """Builds the environment. With `because`, the host could not download and everything is sent, including
-    `python`.
-    """
+    """Builds the environment. With `because`, the host could not download and everything is sent."""
     try:
         with _timed(report, _FETCHING if because else RESOLVING):
             try:

@@ -60,9 +60,8 @@ _GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/\s$]+)@(?P<host>[^/
 
 @dataclass(frozen=True)
 class Pin:
-    """One package as it is installed. `hashes` starts with that of the preferred file.
-
-    That file is at `url`, or on this computer as `file`; `own` if it is in no index.
+    """One package as it is installed. `hashes` starts with that of the preferred file, which is at `url`, or here as
+    `file`.
     """
 
     name: str
@@ -165,7 +164,7 @@ def read_packages(lock: Mapping[str, Any], *, here: bool = False) -> tuple[Pin, 
 
 
 def with_hash(pin: Pin) -> Pin:
-    """The pin without passwords, which are put back from the image, and with a hash for a local file."""
+    """The pin without passwords, and with a hash for a local file."""
     hashes = pin.hashes
     if pin.file and not hashes:
         with open(pin.file, "rb") as file:
@@ -195,8 +194,8 @@ def git_login(entry: str) -> tuple[str, str, str] | None:
 
 
 def git_settings(entries: Iterable[str], first: int = 0) -> dict[str, str]:
-    """Variables that pass git logins; in a URL they would show on git's command lines. `first` is the number of
-    settings that exist already.
+    """Variables that pass git logins, which would show in URLs on command lines. `first` is the number of existing
+    settings.
     """
     found = [login for entry in entries if (login := git_login(entry))]
     # The closer match comes first and counts; that for the server is for the repositories within a repository.

@@ -1,7 +1,7 @@
-"""The packages of an image, resolved on this computer once for all hosts of a platform, and kept for the next pool.
+"""The packages of an image, resolved once for all hosts of a platform, and kept for the next pool.
 
-image --(question)--> <cache>/resolved/<question>/<platform>.json   pins: names, versions, hashes, files to send
-                                                  built/*.whl       what lies on this computer only, as wheels
+<cache>/resolved/<question>/<platform>.json    pins: names, versions, hashes, files to send
+                           built/*.whl         wheels that are on this computer only
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class Packages:
         return {pin.name: "" if pin.marker or pin.file.startswith(built) else pin.wanted for pin in found}
 
     def listing(self) -> str:
-        """What was resolved, as a requirements.txt with hashes; of several platforms, that of the first."""
+        """What was resolved, as a requirements.txt with hashes, for the first platform."""
         found = sorted(self._home.glob("*.txt"))
         return found[0].read_text() if found else ""
 
     def recipe(self, platform: str, cache: str, deadline: float, carry: bool = False) -> Recipe:
-        """Resolves for a platform unless cached. With `carry` everything is sent, so the host needs no network."""
+        """Resolves for a platform unless cached. With `carry` the host needs no network."""
         with self._lock:
             mine = platform not in self._found
             future = self._found.setdefault(platform, Future())

@@ -134,7 +134,7 @@ def check_script(uv_version: str) -> str:
 
 
 def stop_script(directory: str) -> list[str]:
-    """Ends a pool's keeper and removes its directory; harmless if there is none."""
+    """Harmless if there is no keeper."""
     return ["sh", "-c", _read("stop"), "sky", directory]
 
 
@@ -220,9 +220,8 @@ _VCS = re.compile(r"\s@ (?:git|hg|svn|bzr)\+")
 
 
 def project(named: Sequence[str], indexes: Sequence[PipIndex]) -> str:
-    """A pyproject.toml by which uv takes the packages that an index lists from that index only.
-
-    As a workspace root it also keeps uv from reading settings in parent directories, which may be another user's.
+    """A pyproject.toml by which uv takes the packages that an index lists from that index only. As a workspace root it
+    also keeps uv from settings in parent directories.
     """
     head = ["[project]", 'name = "skyward-environment"', 'version = "0"']
     head += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
@@ -273,7 +272,7 @@ def without_builds(built: Iterable[str]) -> list[str]:
 
 
 def closed_to_builds(names: Iterable[str]) -> str:
-    """Build constraints that exclude packages of the image's indexes: uv would take them from another index."""
+    """Build constraints that exclude packages of the image's indexes: uv would take them from another one."""
     return "".join(f"{name}<0\n" for name in sorted(names))
 
 

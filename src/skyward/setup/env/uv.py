@@ -1,4 +1,4 @@
-"""Runs uv and apt on this computer, with a timeout, the user's settings and clear errors; and locates the cache."""
+"""Runs uv and apt on this computer, and locates the cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def own_directory(root: Path, *names: str) -> Path:
 
 
 def find_uv() -> str:
-    """uv's path. Locked, because `sysconfig` in Python 3.11 may show half-filled tables to other threads."""
+    """uv's path. Locked: `sysconfig` in Python 3.11 may show half-filled tables to other threads."""
     from uv import find_uv_bin
 
     with _FINDING:
@@ -84,10 +84,8 @@ def run_uv(
     work: Path,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs uv with the user's pip settings, the image's logins and `shell_vars`; returns its stdout.
-
-    It runs in `work`, a private directory with a pyproject.toml: uv would otherwise read settings in any parent
-    directory, such as another user's /tmp/uv.toml.
+    """Runs uv with the user's pip settings, the image's logins and `shell_vars`; returns its stdout. `work` is private
+    and has a pyproject.toml: uv would otherwise read settings in any parent directory.
     """
     # Most pools on this computer do not get here.
     from skyward.api.secret import installer_environment
@@ -172,9 +170,7 @@ def no_index(environ: Mapping[str, str]) -> bool:
 
 
 def own_source(environ: Mapping[str, str], package: str) -> bool:
-    """Whether the user's pip or uv would find a package in a private source: an index instead of PyPI, a page of links,
-    an extra index whose URL names the package, or a directory that has it.
-    """
+    """Whether the user's pip or uv would find a package in a private source."""
     settings = {**_uv_file(environ), **uv_environment(environ), **environ}
 
     def found(*names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A wheel of Skyward itself, built from the imported files, however they were installed."""
+"""A wheel of Skyward itself, built from the imported files."""
 
 from __future__ import annotations
 

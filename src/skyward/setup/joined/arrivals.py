@@ -93,9 +93,7 @@ class JoinShell:
             raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Has the machine run this itself when we are gone: no other local process can reach it. The returned command
-        only ends the relay, if there is one.
-        """
+        """Has the machine run this itself when we are gone: no other local process can reach it."""
         self._member.order(ClientToJoiner.AtEnd(list(argv)))
         return self._if_we_die()[0]
 
@@ -200,7 +198,6 @@ def _read(process: Joined) -> bytes:
 
 
 def _feed(stdin: IO[bytes], data: bytes | Path) -> None:
-    """The program may end before it has read everything."""
     try:
         with stdin:
             if isinstance(data, bytes):
@@ -232,12 +229,11 @@ def open_arrivals(
     interchangeable: bool = False,
     hint: str = "",
 ) -> Arrivals:
-    """Listens for the machines of a pool on `host` (empty: all addresses), or at the ssh host `relay`.
+    """Listens on `host` (empty: all addresses), or at the ssh host `relay`; machines get its addresses, or `advertise`.
 
-    Machines get all of its addresses, or those in `advertise`. After a SIGTERM or SIGUSR1 from the scheduler, nodes
-    have `grace` seconds. `warn` gets refused joiners until hosts are set up, then the user does. If machines are
-    `interchangeable`, a late or restarted one may take any open place, otherwise only the place of its number. `hint`
-    is one sentence on what to do if machines cannot reach us.
+    After a SIGTERM from the scheduler, nodes have `grace` seconds. `warn` gets refused joiners. If machines are
+    `interchangeable`, a late or restarted one may take any open place. `hint` is one sentence on what to do if machines
+    cannot reach us.
     """
     made = Arrivals(pool, ttl, lease, grace, warn, interchangeable, hint)
     try:
@@ -263,8 +259,6 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class JoinedLease(Lease):
-    """The lease of a pool whose machines connect to us."""
-
     def __init__(self, provider: Provider, arrivals: Arrivals, ledger: Ledger | None = None) -> None:
         super().__init__(provider, arrivals.pool, ledger=ledger)
         self.arrivals = arrivals
@@ -364,10 +358,8 @@ class Arrivals:
         failed: Callable[[], str | None] = lambda: None,
         least: int | None = None,
     ) -> list[Machine]:
-        """The machines of these places, once all have come or `deadline` (monotonic) has passed; then places close.
-
-        Interchangeable machines may still come later: `vacant` gives their places to the next waiter. With `least`,
-        that many are enough once no more come for a while. `failed` is polled about once per second and returns a
+        """The machines of these places, once all have come or `deadline` (monotonic) has passed; interchangeable ones
+        may still come later. With `least`, that many are enough once no more come for a while. `failed` returns a
         sentence when the rest will never come.
         """
         places = list(places)
@@ -558,9 +550,8 @@ _ABSENT = 20.0  # seconds; machines whose connection breaks are back sooner
 
 
 class Refused(Exception):
-    """A joiner is refused; the user hears of it only if it knew the secret. It may retry for a while if `again`.
-
-    `instead_of` is an absent machine that it was started to replace, so nobody needs to wait for that one.
+    """A joiner is refused; the user hears of it only if it knew the secret. It may retry if `again`. `instead_of` is an
+    absent machine that it was started to replace.
     """
 
     def __init__(self, why: str, known: bool, again: bool = False, instead_of: int | None = None) -> None:
@@ -607,8 +598,8 @@ class Places:
         return next((place for place, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
 
     def admit(self, place: int | None, proof: str, key: str, away: Mapping[int, float] | None = None) -> int:
-        """Assigns a place and binds it to the key; raises Refused. With `away` (seconds since an absent machine left),
-        places are interchangeable: a late or replacing joiner gets any open one.
+        """Assigns a place and binds it to the key; raises Refused. `away`: seconds since an absent machine left, if
+        places are interchangeable.
         """
         if not hmac.compare_digest(proof.encode(), token(self._secret, self._pool, place).encode()):
             raise Refused("it does not know this pool's secret", False)

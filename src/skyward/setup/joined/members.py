@@ -73,8 +73,8 @@ class Member:
         self._send(self, message)
 
     def stream(self, order: Callable[[str], Message], secure: bool, timeout: float = _ANSWER) -> socket.socket:
-        """Orders something for which the machine opens another connection to us, and returns that connection. Raises
-        NotStarted if the machine refuses, OSError if it is not connected.
+        """Orders something for which the machine opens another connection, and returns that. Raises NotStarted if the
+        machine refuses, OSError if it is not connected.
         """
         deadline = time.monotonic() + timeout
         with self.changed:
@@ -282,8 +282,8 @@ _TLS_HANDSHAKE = 0x16
 
 
 class Listener:
-    """Accepts connections; each gets a thread until its greeting is read. `joins` and `streams` are called in that
-    thread and close what they refuse.
+    """Accepts connections, each in a thread until its greeting is read. `joins` and `streams` close
+    what they refuse.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Listener:
     ) -> None:
         identity = authority.issue("listener")
         self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(identity.cert)).hexdigest()
-        """Machines check this before they send anything; names and other certificates do not count."""
+        """Machines check this before they send anything."""
         self._tls = context(identity, server=True)
         self._tls.verify_mode = ssl.CERT_NONE  # who arrives has a token, and no certificate yet
         self._tls.num_tickets = 0

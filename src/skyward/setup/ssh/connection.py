@@ -29,7 +29,7 @@ from skyward.transport import private
 __all__ = ["READY", "Connection", "options", "private_directory", "remote_line", "would_send"]
 
 READY = "skyward-ready"
-"""Printed by the remote shell before our program starts, after any output of its start-up files."""
+"""Printed by the remote shell after any output of its start-up files."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,-]+")
 _OPTIONS = """
@@ -67,10 +67,7 @@ def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
 
 
 def would_send(target: SshTarget) -> list[str]:
-    """Our environment variables that ssh would send because of the user's settings.
-
-    No option undoes their `SendEnv`, so ssh is started without these variables.
-    """
+    """Our environment variables that the user's ssh settings would send. No option undoes their `SendEnv`."""
     if not target.config:
         return []
     argv = ["ssh", *options(target, _LISTENING), "-G", "--", target.host]
@@ -164,7 +161,7 @@ class Connection:
         return f"{self.said()}\nskyward: no answer after the login\n{noise.decode('utf-8', 'replace')}"
 
     def through(self, *args: str) -> list[str]:
-        """An ssh that uses this connection or fails: it reads no settings and cannot connect by itself."""
+        """An ssh that uses this connection or fails: it cannot connect by itself."""
         told = ["-F", "none", "-o", "ProxyCommand=false", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]
         return ["ssh", *told, "-S", f"{self._directory}/m", *args]
 

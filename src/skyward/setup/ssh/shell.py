@@ -62,10 +62,8 @@ class SshShell:
         return str(self._target)
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Logs in.
-
-        Hosts that may still be starting are retried until `deadline`; other failures are final. A machine `booting` for
-        the first time may refuse keys at first. `report` gets the reason for each retry.
+        """Hosts that may still be starting are retried until `deadline`; other failures are final. A machine `booting`
+        for the first time may refuse keys at first.
         """
         began = since = time.monotonic()
         last = None
@@ -106,9 +104,7 @@ class SshShell:
         send(self._run, self.name, source, dest)
 
     def reach(self, host: str, port: int) -> socket.socket:
-        """A connection through the machine; reconnects once, for about ten seconds. A port without a listener shows as
-        end of file.
-        """
+        """Reconnects once, for about ten seconds. A port without a listener shows as end of file."""
         return self._reach(host, port)
 
     def reach_file(self, path: str) -> socket.socket:
@@ -306,7 +302,7 @@ class Cause:
     tries: int | None
     words: str
     lasting: float = math.inf
-    """Seconds after which it is final if nothing else happens; longer for machines that boot for the first time."""
+    """Seconds after which it is final if nothing else happens."""
 
 
 _KEY = "Give the right one with key=..., or add it to your agent with ssh-add (a key with a passphrase must be there)"

@@ -1,7 +1,4 @@
-"""What the page shows, computed from a pool's history as it grows; answers are small however long the history is.
-
-Told what happened (`apply`), asked by the server: nothing here reads files, clocks or sockets.
-"""
+"""What the page shows, computed from a pool's history as it grows; answers are small however long the history is."""
 
 from __future__ import annotations
 
@@ -75,9 +72,8 @@ class Timeline:
         self._forget(call)
 
     def blocks(self, start: float, end: float, tick: float, now: float) -> list[Block]:
-        """What is to be seen between two times, with blocks that last at least about a `tick`.
-
-        A block is [row, start, end, how many calls, outcome, name, id of the call if it is one, how many failed].
+        """What is to be seen between two times, in blocks that last at least about a `tick`: [row, start, end, how many
+        calls, outcome, name, id of the call if it is one, how many failed].
         """
         level = math.ceil(math.log2(tick))
         span = _TILE * 2.0**level
@@ -172,9 +168,8 @@ class PageCalls:
     def search(
         self, text: str = "", node: int | None = None, outcome: str = "", before: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Calls, the newest first: those whose name, arguments or error have `text`; from number `before` down.
-
-        A broadcast is one row, that of its last rank, where nothing else is asked for.
+        """Calls whose name, arguments or error have `text`, the newest first. A broadcast is one row unless more is
+        requested.
         """
         found, wanted = list[dict[str, Any]](), text.lower()
         whole = not (wanted or outcome or node is not None)
@@ -338,7 +333,6 @@ class PageModel:
 
     @property
     def state(self) -> str:
-        """ "opening", "open", "closing", "closed" or "killed"."""
         return "killed" if self.killed else self._pool.stage or "opening"
 
     # answers
@@ -390,10 +384,8 @@ class PageModel:
     def lanes(
         self, start: float, end: float, width: int, now: float, first: int = 0, last: int | None = None
     ) -> dict[str, Any]:
-        """The calls of a window of time, node by node: as blocks, in which calls too short to be seen are one.
-
-        All nodes have their number of rows, those from place `first` to before `last` have their blocks: [row, start,
-        end, how many calls, outcome, name, id of the call if it is one, how many failed], times counted from `start`.
+        """The calls of a window of time, node by node, as `Timeline.blocks` with times counted from `start`. Only
+        places from `first` to before `last` have blocks.
         """
         tick = max(1e-6, _NARROWEST * (end - start) / max(1, width))
         over = self.state in ("closed", "killed")
@@ -500,7 +492,7 @@ class PageModel:
                 known.memory.add(event.time, gpu.memory_used)
 
     def _follow(self, call: Attempt) -> None:
-        """A call has begun or ended; one that never began is counted, and has no row."""
+        """A call that never began is counted, and has no row."""
         if call.node < 0:
             return
         time = self._node(call.node).time
@@ -642,7 +634,7 @@ Key = tuple[str, int, int | None, str | None]
 
 
 class Reports:
-    """Curves by name, node, rank and call; the calls that reported first go when there are too many."""
+    """Curves by name, node, rank and call; the oldest calls go when there are too many."""
 
     def __init__(self) -> None:
         self._curves: dict[Key, Curve] = {}

@@ -1,10 +1,9 @@
 """Serves the page on loopback: a shell without data for everybody, data for whoever has the key.
 
-    http://127.0.0.1:PORT/?token=...   works once: the page gets a key, which it keeps as long as its tab is open
-    /data/...?key=...                  JSON; /data/live is a stream of server-sent events
+    http://127.0.0.1:PORT/?token=...    works once: the page gets a key, which it keeps as long as its tab is open
+    /data/...?key=...                   JSON; /data/live is a stream of server-sent events
 
-It reads the pool's history, which the pool writes anyway, and only while somebody looks. Nothing of what it shows is
-put into HTML here: the page itself puts texts into its elements as texts.
+It reads the pool's history, and only while a page is open. No data is put into HTML here.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class PageServer:
         self._server.stop()
 
     def show_end(self) -> None:
-        """Has open pages show the last state of a pool that was closed: this program may end right after that."""
+        """Has open pages show the last state: this program may end right after that."""
         with self._reading:
             self._read = 0.0  # what was read is not the newest
         self.streams.wake()
@@ -98,7 +97,7 @@ class PageServer:
         self.streams.pause(woken, _TICK if self._found is None else 0.02)
 
     def key_for(self, token: str) -> str | None:
-        """A key, if the token is right and was not used before; browsers may ask twice within a few seconds."""
+        """A key for an unused token; browsers may ask twice within a few seconds."""
         for known, until in list(self._tokens.items()):
             if hmac.compare_digest(known.encode(), token.encode()) and (until is None or self._clock() < until):
                 self._tokens[known] = self._clock() + 5 if until is None else until
@@ -135,7 +134,7 @@ class PageServer:
         return True
 
     def answer(self, path: str, query: dict[str, str]) -> Any:
-        """The data behind a path; KeyError for a path that there is not, ValueError for a query that is wrong."""
+        """The data behind a path; KeyError for an unknown path, ValueError for a bad query."""
         with self._reading:
             model, now = self.current(), self._clock()
             node, before, limit = _whole(query, "node"), _whole(query, "before"), _whole(query, "limit")
@@ -204,7 +203,7 @@ class _Server(ThreadingHTTPServer):
         return found, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves a connection; when there are too many, the oldest is closed: anybody on this computer can connect."""
+        """Closes the oldest connection when there are too many: anybody on this computer can connect."""
         with self._lock:
             self._open[request] = None
             oldest = next(iter(self._open)) if len(self._open) > _CONNECTIONS else None
@@ -222,7 +221,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def keep(self, request: Any) -> None:
-        """A connection has shown the key: it makes no room for others."""
+        """A connection that has shown the key is not closed for others."""
         with self._lock:
             self._open.pop(request, None)
 
@@ -256,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"there is nothing here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
     def refuse_method(self) -> None:
-        """Nothing can be changed here; what follows the head is not read, so it must not be taken for a request."""
+        """What follows the head is not read, so it must not be taken for a request."""
         self.close_connection = True
         self._send(b"this page can be read, and nothing else\n", "text/plain", HTTPStatus.METHOD_NOT_ALLOWED)
 
@@ -294,8 +293,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_json(answer), "application/json")
 
     def _live(self, key: str, quiet: bool) -> None:
-        """Sends the summary when it has changed, at most once a second; a quiet page, one in the background, hears of
-        the end only, and nothing is read for it before."""
+        """Sends the summary when it has changed, at most once per second; a page in the background only hears of the
+        end.
+        """
         streams = self.page.streams
         if not streams.begin(key):
             self._send(b"too many pages are open\n", "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
