@@ -90,7 +90,7 @@ class Accelerator:
     count: int = 1
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
     exact: bool = field(default=False, init=False)
-    """Whether only the variant with this memory will do; never so where a model has no other."""
+    """Whether only the variant with this memory will do."""
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 1:
@@ -122,13 +122,13 @@ class Accelerator:
 
     @property
     def variants(self) -> tuple[int, ...]:
-        """The sizes of memory that will do, in GB, the usual one first; none where nothing is known of them."""
+        """Sizes of memory that will do, in GB, the usual one first."""
         model = CATALOG.get(_key(self.name))
         known = model.sizes if model else ()
         return known if known and not self.exact else (self.memory_gb,) if self.memory else ()
 
     def described(self) -> str:
-        """What is asked for, as people say it, e.g. "8 x A100 (80GB or 40GB each)"."""
+        """Such as "8 x A100 (80GB or 40GB each)"."""
         sizes = " or ".join(f"{size}GB" for size in self.variants)
         return f"{self.count} x {self.name}{f' ({sizes} each)' if sizes else ''}"
 

@@ -14,7 +14,7 @@ Group = Literal["providers", "plugins"]
 
 
 def found(group: Group) -> dict[str, EntryPoint]:
-    """What is available under which name; `.load()` imports it. Our own come first, and nobody replaces them."""
+    """By name; `.load()` imports it. Our own come first, and nobody replaces them."""
     from importlib.metadata import EntryPoint, entry_points  # `import skyward` does not need it
 
     others = {point.name: point for point in entry_points(group=f"skyward.{group}")}

@@ -1,4 +1,4 @@
-"""The errors that all others build on, and what the lowest layers raise; users find them in `skyward.errors`."""
+"""The errors that all others build on, and what the lowest layers raise; public in `skyward.errors`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ class MissingPackage(SkywardError, ImportError):
 
 
 def hide_frames(exc: BaseException) -> None:
-    """Drops frames of ours below the caller's, for an error of ours or of a body; not if code of the user's is below.
-
-    It is called where users enter: what is between their line and the remote traceback tells them nothing.
-    """
+    """Drops our frames below the caller's, unless code of the user's is below. Called where users enter."""
     notes = getattr(exc, "__notes__", ())
     if not isinstance(exc, SkywardError) and not any(REMOTE in note for note in notes if isinstance(note, str)):
         return  # it may be a mistake of ours: all frames are needed

@@ -1,4 +1,4 @@
-"""Values as short texts, for messages: on one line, and quick to make, however large the value is."""
+"""Values as short one-line texts for messages, quick to make however large the value is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = frozenset((int, float, bool, type(None)))
 _LARGE = 10**18
 _BYTES = 40
 _EDGE = 16 << 10
-"""How much of each end of a long text is searched for secrets; less of it is shown."""
+"""How much of each end of a long text is searched for secrets."""
 _BITS = 10_000  # a longer number takes long to write, and Python refuses some
 
 
@@ -102,7 +102,7 @@ def _plain(name: str, level: int) -> str:
 
 
 def _reads_as_it_likes(kind: type) -> bool:
-    """Whether reading items of a collection runs code of the user's, which may fetch them from a disk or a network."""
+    """Whether reading items of a collection runs user code, which may use a disk or a network."""
     methods = [getattr(kind, name, None) for name in ("__len__", "__iter__", "__getitem__", "items")]
     return any(isinstance(each, FunctionType) and each.__code__.co_filename not in _OF_PYTHON for each in methods)
 
@@ -132,7 +132,7 @@ def glance(args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -
 
 
 def _masked(text: str) -> str:
-    """Hides secrets before shortening: half of one would not be recognised."""
+    """Before shortening: half a secret would not be recognised."""
     if not any_hidden():
         return text
     return hide(text if len(text) <= 2 * _EDGE else text[:_EDGE] + text[-_EDGE:])

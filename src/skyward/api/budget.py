@@ -1,4 +1,4 @@
-"""How long a sum of dollars lasts at given prices. Pure: prices are per hour, times in seconds since 1970."""
+"""How long a sum of dollars lasts at given prices per hour."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from skyward.api.base_errors import InvalidArgument
 __all__ = ["LAST_MACHINE", "check_price", "spent_at"]
 
 LAST_MACHINE = 600.0
-"""A budget that ends sooner is not spent on another machine, which would hardly be ready by then."""
+"""A budget that ends sooner is not spent on another machine."""
 
 _HOUR = 3600.0
 _LEAST = 60.0
 
 
 def spent_at(dollars: float, prices: Sequence[tuple[float, float]]) -> float:
-    """When the dollars are spent, if the last price stays; each price has the time since when."""
+    """When the dollars are spent at the last price; each price has its start."""
     for number, (since, hourly) in enumerate(prices):
         end = since + _HOUR * dollars / hourly if hourly > 0 else math.inf
         if number + 1 == len(prices) or end <= prices[number + 1][0]:
@@ -27,7 +27,6 @@ def spent_at(dollars: float, prices: Sequence[tuple[float, float]]) -> float:
 
 
 def check_price(budget: float, hourly: float, provider: str) -> None:
-    """Refuses a budget that nothing could keep to."""
     if not hourly:
         raise InvalidArgument(
             f"budget={budget:g}: {provider} has no prices, so nothing tells when that is spent. Limit the time "

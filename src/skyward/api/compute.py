@@ -1,12 +1,12 @@
 """The lazy call: what `@sky.compute` makes of a function, and the operators that send it somewhere.
 
-    train(x)            PendingCompute: a frozen value, nothing runs
-    train(x) >> pool    one node            -> T
-    train(x) @ pool     every node          -> list[T], in node order
-    train(x) > pool     one node, later     -> AwaitableFuture[T]
-    (a() & b()) >> pool several at once     -> tuple[A, B]
+    train(x)              PendingCompute: a frozen value, nothing runs
+    train(x) >> pool      one node  ->  T
+    train(x) @ pool       every node  ->  list[T], in node order
+    train(x) > pool       one node, later  ->  AwaitableFuture[T]
+    (a() & b()) >> pool   several at once  ->  tuple[A, B]
 
-This module knows no pool: a target is anything with the methods of `Target`.
+A target is anything with the methods of `Target`.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(frozen=True)
 class Chunk:
-    """Several items in one call: of `pool.map` from number `first` on, or of joblib.
-
-    With `keep`, one that fails does not stop the others.
+    """Several items in one call: of `pool.map` from number `first` on, or of joblib. With `keep`, failures do not stop
+    the others.
     """
 
     items: int
@@ -102,7 +101,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where results of a map or a group are kept, and what to do with those of other code; see `client/resume.py`."""
+    """The options `resume=`, `changed=` and `resume_with=`; see `client/resume.py`."""
 
     name: str
     changed: Literal["keep", "redo"] | None = None
@@ -110,8 +109,6 @@ class Resume:
 
 
 class GroupOptions(TypedDict, total=False):
-    """What `sky.gather` and `pool.map` take besides what decides the type of their results."""
-
     progress: bool
     resume: str | None
     changed: Literal["keep", "redo"] | None
@@ -119,7 +116,6 @@ class GroupOptions(TypedDict, total=False):
 
 
 def resume_options(name: object, changed: object, extra: object) -> Resume | None:
-    """What `resume=`, `changed=` and `resume_with=` say."""
     if name is None:
         for option, given in (("changed", changed), ("resume_with", extra)):
             if given is not None:
@@ -142,7 +138,7 @@ class PendingCompute(Unsent, Generic[T_co]):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout: float | None = None
-    """Its time limit in seconds: infinite for none at all, None for that of its group or pool."""
+    """In seconds: infinite for none, None for that of its group or pool."""
     retries: int | None = None
     label: str = ""
     kept: bool = False
@@ -226,7 +222,7 @@ class PendingCompute(Unsent, Generic[T_co]):
 if typing.TYPE_CHECKING:
 
     class PendingKept(PendingCompute[Ref[T_co]]):
-        """What `keep()` gives, for type checkers: a Ref passes for anything, so overloads alone cannot name it."""
+        """What `keep()` gives, for type checkers."""
 
         def __rshift__(self, target: Target | ModuleType) -> Ref[T_co]: ...
         def __matmul__(self, target: Target | ModuleType) -> list[Ref[T_co]]: ...  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -346,7 +342,6 @@ class Compute(Generic[P, T]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Explains a missing class argument of a class method."""
         signature = self._signature[0]
         if signature is None or next(iter(signature.parameters), "") != "cls":
             return
@@ -444,10 +439,7 @@ class _Decorator(Protocol):
 
 
 def as_compute(fn: Any) -> Any:
-    """What `@classmethod` over `@sky.compute` gives, as a compute function; anything else as it is.
-
-    From Python 3.13 on it is a method whose function is the compute function.
-    """
+    """What `@classmethod` over `@sky.compute` gives, as a compute function; anything else as it is."""
     if isinstance(fn, MethodType) and isinstance(fn.__func__, Compute):
         return cast("Compute[..., Any]", fn.__func__).__get__(fn.__self__, type(fn.__self__))
     return fn
@@ -506,7 +498,7 @@ class Target(Protocol):
 
 
 class Innermost:
-    """Stands for the pool opened last: `call() >> sky` inside a with-block."""
+    """Stands for the pool opened last: `call() >> sky`."""
 
     def __repr__(self) -> str:
         return "sky"
@@ -546,7 +538,7 @@ def leave_target(target: Target) -> None:
 
 
 def resolve(target: object, operator: str = ">>") -> Target:
-    """The target that is meant: a pool itself, or the innermost open one for the module `skyward`."""
+    """A pool itself, or for the module `skyward` the innermost open one."""
     if isinstance(target, ModuleType):
         if target.__name__ == "skyward":
             return innermost()

@@ -1,4 +1,4 @@
-"""What every layer below a pool knows about it: options, event listeners, whether the user is in a hurry."""
+"""What every layer below a pool knows about it: options, listeners, whether the user is in a hurry."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ __all__ = ["PoolContext"]
 
 @dataclass(frozen=True)
 class PoolContext:
-    """Created by the pool and passed to whatever opens, uses and closes machines."""
-
     name: str
     provider: Provider
     spec: Spec
     nodes: int
     image: Image
-    """After the plugins' changes."""
     plugins: tuple[Plugin, ...]
     worker: Worker
     provision_timeout: float
@@ -41,13 +38,12 @@ class PoolContext:
     listening: Callable[[], object]
     """Whether anybody listens to events of calls; an `events.KeepEnd` if only their ends are needed."""
     hurried: Callable[[], bool]
-    """Whether the user pressed Ctrl-C during closing: then nothing waits."""
+    """Whether the user pressed Ctrl-C during closing."""
     handing: Event | None = None
     """Of a pool that is opened for a detached run: set when the machines are the run's steward's."""
     budget: float | None = None
-    """Dollars that the pool may cost."""
     prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)
-    """Dollars per hour, each with its start in seconds since 1970: monotonic clocks stop while this computer sleeps."""
+    """Dollars per hour, each with its start in seconds since 1970: monotonic clocks stop during sleep."""
 
     @property
     def access(self) -> Access:
@@ -72,21 +68,18 @@ class PoolContext:
 
     @property
     def handed_over(self) -> bool:
-        """Whether the machines belong to a detached run by now: closing leaves them as they are."""
+        """Whether the machines belong to a detached run."""
         return self.handing is not None and self.handing.is_set()
 
     @property
     def ends_at(self) -> float:
-        """When the budget is spent, in seconds since 1970; infinite without one."""
         return inf if self.budget is None else spent_at(self.budget, self.prices)
 
     @property
     def takes_more(self) -> bool:
-        """Whether the budget lasts long enough for another machine to be of use."""
         return self.ends_at - time() > LAST_MACHINE
 
     def tell_cost(self, hourly: float, since: float | None = None) -> None:
-        """What all machines cost now, or since they were asked for."""
         if hourly:
             self.prices.append((since or time(), hourly))
             self.emit(events.PoolCost(self.name, hourly, self.budget))

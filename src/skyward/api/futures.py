@@ -1,4 +1,4 @@
-"""Futures and streams for asyncio: waits without a thread, and reads what takes time in a thread of its own."""
+"""Futures and streams for asyncio: waits without a thread, and slow reads in one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AwaitableFuture(Future[T]):
     """A `concurrent.futures.Future` that can also be awaited; cancelling whoever awaits it cancels it."""
 
     unasked = False
-    """Whether a failure is to be told when the future is dropped, since nobody has asked for its result."""
+    """Whether a failure is reported when the future is dropped."""
 
     def __await__(self) -> Generator[Any, None, T]:
         return _awaited(self).__await__()
@@ -56,7 +56,7 @@ class AwaitableFuture(Future[T]):
 
 
 class Untyped:
-    """No type that a function returns: for type checkers, only what has no annotation passes for it."""
+    """For type checkers: only what has no annotation passes for it."""
 
 
 class Stream(Protocol[T_co]):
@@ -72,22 +72,16 @@ class Stream(Protocol[T_co]):
 
 class Source(Protocol[T_co]):
     def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], T_co], bool] | None:
-        """What gives the next item or raises, and whether it takes no time worth a thread; takes the item.
-
-        None if there is no item yet: then `wake` is called once, from any thread, when there may be one.
+        """What gives the next item or raises, and whether it takes no time worth a thread. None if there is no item
+        yet: then `wake` is called once, from any thread, when there may be one.
         """
         ...
 
-    def forget(self, wake: Callable[[], None]) -> None:
-        """Takes back a `wake`: nobody waits for it any more."""
-        ...
+    def forget(self, wake: Callable[[], None]) -> None: ...
 
 
 class AsyncItems(AsyncIterator[T]):
-    """A stream for `async for`: it waits without a thread, and reads what takes time in one.
-
-    Cancelling whoever waits for an item loses none: the next `anext` gives it. A stream that is dropped is closed.
-    """
+    """A stream for `async for`. A cancelled wait loses no item; a dropped stream is closed."""
 
     def __init__(self, stream: Stream[T], source: Source[T]) -> None:
         self._stream, self._source = stream, source
@@ -121,7 +115,7 @@ class AsyncItems(AsyncIterator[T]):
 
 
 class LocalItems(Iterator[T]):
-    """The items of an async generator in this process: read with `for`, or with `async for` where a loop runs."""
+    """The items of an async generator in this process, for `for` or `async for`."""
 
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items

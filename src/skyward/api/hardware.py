@@ -14,17 +14,17 @@ Vendor = Literal["nvidia", "amd"]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What a process can be given: a GPU, or one MIG slice of a GPU. `memory` is in bytes, 0 if it is not known."""
+    """What a process can be given: a GPU, or one MIG slice of a GPU. `memory` is in bytes, 0 if unknown."""
 
     index: int
-    """The number of the card, as `nvidia-smi` counts; all slices of a card have the number of their card."""
+    """The number of the card in `nvidia-smi`, shared by all its slices."""
     uuid: str
-    """What CUDA_VISIBLE_DEVICES understands: "GPU-..." or "MIG-..."; empty if it is not known."""
+    """"GPU-..." or "MIG-..."; empty if unknown."""
     name: str
     memory: int = 0
     vendor: Vendor = "nvidia"
     card: str = ""
-    """The UUID of the card that this is a slice of; empty if it is a whole card."""
+    """The UUID of the card of a slice; empty for a whole card."""
 
     @property
     def is_slice(self) -> bool:
@@ -33,7 +33,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU as it is plugged in; with MIG switched on (`mig`), processes can use its slices only."""
+    """A GPU as it is plugged in; with `mig`, processes can use its slices only."""
 
     gpu: Gpu
     mig: bool = False
@@ -61,11 +61,10 @@ class Found:
 
 
 def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """What the processes of this machine may use, in the order in which the variables of CUDA and ROCm name it.
+    """What processes here may use, in the order of CUDA's and ROCm's variables; an index means all slices of its card.
 
-    An index stands for all slices of its card, if the card has any: each process can be given one of them. Cards are
-    counted by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID; without it CUDA counts the fastest kind first, so
-    where a machine has GPUs of several kinds, they are better named by UUID.
+    Cards are counted by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID; without it CUDA counts the fastest kind
+    first.
     """
     nvidia = [card for card in cards if card.gpu.vendor == "nvidia"]
     amd = [card for card in cards if card.gpu.vendor == "amd"]
@@ -76,7 +75,7 @@ def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> tuple[Gpu, ...
 
 
 def seen_by_one_process(gpus: Sequence[Gpu]) -> int:
-    """How many of these CUDA or ROCm shows to one process that may use all of them: of slices, one."""
+    """How many of these CUDA or ROCm shows to one process: of slices, one."""
     return min(len(gpus), 1) if any(gpu.is_slice for gpu in gpus) else len(gpus)
 
 

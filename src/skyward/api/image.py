@@ -34,7 +34,7 @@ _LOADER = frozenset({"LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHO
 
 
 def mask(text: str) -> str:
-    """`text` with the user names and passwords of URLs, and the values of all secrets, replaced by ***."""
+    """`text` with logins in URLs and the values of secrets replaced by ***."""
     return _CREDENTIALS.sub(MASK, hide(text))
 
 

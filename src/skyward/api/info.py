@@ -1,7 +1,4 @@
-"""Where a body runs: the node's place in the pool, and the call that is being served.
-
-The topology arrives as JSON in the variable COMPUTE_POOL; the call is set by the runner around each body.
-"""
+"""Where a body runs: the node's place in the pool, from COMPUTE_POOL, and the current call, set by the runner."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def is_head(info: InstanceInfo | None = None) -> bool:
 def call_context(
     task_id: str, attempt: int, *, threads: bool, broadcast: str | None = None
 ) -> AbstractContextManager[None]:
-    """Name the call that runs inside the block, for the process or (`threads`) for this context alone."""
+    """Names the call that runs inside the block, for the process or (`threads`) for this context alone."""
     return (_ContextCall if threads else _ProcessCall)(((task_id, attempt), broadcast))
 
 
@@ -85,7 +82,6 @@ def current_call() -> Call | None:
 
 
 def current_broadcast() -> str | None:
-    """The id that all ranks of the current broadcast share; None in a call to one node."""
     served = _context_call.get() or _process_call
     return served[1] if served else None
 
@@ -99,7 +95,7 @@ def require_peers(info: InstanceInfo) -> None:
 
 
 def mark_group() -> None:
-    """Records that this process is in a group with other nodes: none of them can be replaced alone."""
+    """Records that this process is in a group: none of its processes can be replaced alone."""
     global _grouped
     _grouped = True
 
@@ -181,7 +177,7 @@ class AcceleratorInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """The interface that owns the node's address, its speed where known, and what keeps nodes from each other."""
+    """The interface that owns the node's address, and why nodes cannot reach each other."""
 
     interface: str | None = None
     bandwidth_gbps: float | None = None

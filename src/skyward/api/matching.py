@@ -1,7 +1,6 @@
-"""Whether a machine has the accelerators that were asked for: compares names and memory. A pure function.
+"""Whether a machine has the accelerators that were requested: compares names and memory.
 
-"NVIDIA A100-SXM4-80GB" is an A100, "Tesla T4" a T4, "NVIDIA RTX 6000 Ada Generation" an RTX_6000_ADA and no
-RTX_6000.
+"NVIDIA A100-SXM4-80GB" is an A100, "NVIDIA RTX 6000 Ada Generation" an RTX_6000_ADA and no RTX_6000.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Verdict:
 
 
 def compare(requested: Accelerator, found: Found) -> Verdict:
-    """Whether what was found is what was requested; texts go on after the name of the node."""
+    """The texts continue after the name of the node."""
     kind = requested.name.lower()
     if kind.startswith(_NEURON):
         return _devices(requested, found, "neuron", "/dev/neuron*")
@@ -58,7 +57,7 @@ def described(gpus: Sequence[Gpu]) -> str:
 
 
 def models_of(product: str) -> list[Model]:
-    """What a driver's name for a card may mean in the catalogue: one entry, or none; two for "MI250X / MI250"."""
+    """Catalogue entries for a driver's name of a card: one, none, or two for "MI250X / MI250"."""
     fitting = [model for model in CATALOG.values() if _in_order(_words(model.name), _words(product))]
     longest = max((len(_words(model.name)) for model in fitting), default=0)
     return [model for model in fitting if len(_words(model.name)) == longest]

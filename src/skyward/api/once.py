@@ -1,4 +1,4 @@
-"""`@sky.once`: a function that runs once in each process, and whose value is kept there for later calls."""
+"""`@sky.once`: a function that runs once in each process, and whose value is kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Q = ParamSpec("Q")
 T = TypeVar("T")
 
 _known: dict[tuple[str, str], Once[..., Any]] = {}
-"""Those that came to this process with calls: by the same name there is one, the newest."""
+"""Those that came to this process with calls: the newest of each name."""
 _knowing = threading.Lock()
 
 
@@ -56,7 +56,7 @@ class Once(Generic[P, T]):
         return self._first(key, args, kwargs)
 
     def _first(self, key: Any, args: Any, kwargs: Any) -> T:
-        """Runs the function, or waits for the thread that does; a failure is not kept, and the next one tries."""
+        """Runs the function, or waits for the thread that does; a failure is not kept."""
         mine = threading.get_ident(), threading.Lock()
         with mine[1]:
             while True:
@@ -110,7 +110,6 @@ def once(fn: Callable[P, T], /) -> Once[P, T]:
 
 
 def arrived(module: str, qualname: str, identity: str, fn: Callable[..., Any]) -> Once[..., Any]:
-    """The one that this process knows already, or a new one in place of an earlier definition."""
     with _knowing:
         known = _known.get((module, qualname))
         if known is None or known.identity != identity:

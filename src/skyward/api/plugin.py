@@ -108,7 +108,9 @@ class Plugin:
 
 
 def makes_plugin(name: str, hints: Mapping[str, str] = {}, example: str = "") -> Callable[[F], F]:
-    """For the functions of `sky.plugins`: a wrong option, or use as a decorator, is answered with what to write."""
+    """For the functions of `sky.plugins`: a wrong option, or use as a decorator, gets an error with
+    the right spelling.
+    """
 
     def wrap(plain: F) -> F:
         corrected = corrects_call(f"sky.plugins.{name}", hints, example)(plain)

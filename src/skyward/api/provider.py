@@ -145,7 +145,7 @@ class Admission:
 
 
 class _Held(Protocol):
-    """What shows other processes that a pool is in use: its ledger."""
+    """What shows other processes that a pool is in use."""
 
     def let_go(self) -> None: ...
 

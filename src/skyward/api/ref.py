@@ -104,7 +104,7 @@ class Ref(_Anything, Generic[T_co]):
 
 
 def checked_keep(fn: Callable[..., Any], name: str) -> None:
-    """Raises if a call of this function gives items one by one: there is no result that could stay."""
+    """Raises for generators: there is no result that could stay."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):

@@ -19,7 +19,7 @@ _MOST_CALLS = 1000  # threads that outlive their calls may still report
 
 
 class Report(TypedDict):
-    """What a body has said with one call of `sky.progress`, or with several that were put together."""
+    """One or more calls of `sky.progress`."""
 
     step: float
     total: float | None
@@ -27,9 +27,8 @@ class Report(TypedDict):
 
 
 class Thinned:
-    """Which reports of one call are sent: all, unless there are more than `rate` a second after the first thousand.
-
-    One that is held back is put together with the next: the newest value of each name stays.
+    """Limits the reports of one call to `rate` per second after the first thousand. One that is held back is merged
+    with the next: the newest value of each name stays.
     """
 
     __slots__ = ("_last", "_left", "_rate", "_then", "held")
@@ -52,7 +51,7 @@ class Thinned:
         return report
 
     def sent(self) -> None:
-        """Confirms sending; until then the report is kept, since a body may be stopped at any moment."""
+        """Until then the report is kept, since a body may be stopped at any moment."""
         self._last, self.held = self.held["step"] if self.held else None, None
 
 
@@ -105,7 +104,7 @@ def send_by(send: Callable[[Report], object]) -> None:
 
 
 def _in_fork() -> None:
-    """Held-back reports are the parent's to send, and the lock may be held forever here."""
+    """Held-back reports are the parent's, and the lock may be held forever here."""
     global _lock
     _lock = threading.RLock()
     _calls.clear()

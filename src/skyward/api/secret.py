@@ -128,7 +128,7 @@ _DIRECTORIES = frozenset({"PWD", "OLDPWD"})  # the shell's own
 
 @lru_cache(4096)
 def looks_secret(name: str) -> bool:
-    """Whether a name, of a variable or a file, says that a secret is behind it; case does not matter."""
+    """Whether a name suggests a secret; case does not matter."""
     if name in _DIRECTORIES:
         return False
     said = _words(name)
@@ -136,9 +136,8 @@ def looks_secret(name: str) -> bool:
 
 
 def looks_secret_file(name: str) -> bool:
-    """Whether a file's name says that a secret is in it; programs and texts about secrets are not meant.
-
-    `tokens` and `key` are words of machine learning, too: only a file that is named after one token or key counts.
+    """Whether a file's name suggests a secret. `tokens` and `key` are words of machine learning, too: only one token or
+    key counts.
     """
     stem, dot, suffix = name.rpartition(".")
     if dot and stem and suffix.lower() not in _DATA:
@@ -159,10 +158,10 @@ def _words(name: str) -> list[str]:
 
 MASK = "***"
 _SHORTEST = 4
-"""Characters; a shorter text stands in too many others to be searched for."""
+"""Shorter texts occur in too many others to be searched for."""
 _SHORTEST_LINE = 8
 _SHORTEST_ANYWHERE = 8
-"""Characters; a shorter text is hidden where it is a word of its own: `test` not in `testing`."""
+"""Shorter texts are hidden only as words of their own: `test` not in `testing`."""
 _ESCAPE = re.compile(r"(\\[abfnrtv0]|%[0-9A-Fa-f]{2}|\x1b\[[0-9;]{0,16}m)\Z")
 """Ends in a letter or a figure, but is no part of the word that follows: a line end in quotes, a space, a colour."""
 _PICKLED = b"skyward.api.secret"
@@ -172,7 +171,7 @@ _RECENT = 256
 
 
 class Hidden:
-    """The value of a secret, shared by all secrets with the same value."""
+    """Shared by all secrets with the same value."""
 
     __slots__ = ("__weakref__", "forms", "value")
 
@@ -206,7 +205,6 @@ def any_hidden() -> bool:
 
 
 def hide(text: str) -> str:
-    """Replaces every known value with ***."""
     for form in _forms_now:
         if form in text:
             short = len(form) < _SHORTEST_ANYWHERE
@@ -215,7 +213,7 @@ def hide(text: str) -> str:
 
 
 def hide_beginning(text: str) -> str:
-    """As `hide`, for a text that goes on later: *** also stands for the beginning of a value at its end."""
+    """As `hide`, for a text that continues later: *** also stands for the beginning of a value at its end."""
     text = hide(text)
     for form in _forms_now:
         for length in range(min(len(form) - 1, len(text)), _SHORTEST - 1, -1):
@@ -309,9 +307,8 @@ _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
 
 
 def installer_environment(environ: Mapping[str, str], *, repositories: bool = False) -> dict[str, str]:
-    """What programs get that fetch, build and install packages: settings, proxies, certificates and logins of indexes.
-
-    Whatever is built runs with it. `repositories` adds what git needs to log in.
+    """For programs that fetch, build and install packages: whatever is built runs with it. `repositories` adds what git
+    needs to log in.
     """
     prefixes = (*_PREFIXES, *_GIT) if repositories else _PREFIXES
 
@@ -327,7 +324,7 @@ def installer_environment(environ: Mapping[str, str], *, repositories: bool = Fa
 
 
 def slurm_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the commands of Slurm get: what they need to find the cluster, and the login that they have for it."""
+    """What the commands of Slurm need to find the cluster, and the login for it."""
     return {
         name: value
         for name, value in environ.items()
@@ -337,7 +334,7 @@ def slurm_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def ssh_environment(environ: Mapping[str, str], logins: Collection[str] = ()) -> dict[str, str]:
-    """What ssh gets, whose own settings may start any other program: all but what looks like a secret, and `logins`."""
+    """All but what looks like a secret, and `logins`: ssh's own settings may start any program."""
     return {
         name: value
         for name, value in environ.items()

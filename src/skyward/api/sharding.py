@@ -1,4 +1,4 @@
-"""This process's part of the data; needs no framework, and keeps the types of those that are loaded."""
+"""This process's part of the data; needs no framework."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ _warned: set[tuple[int, int]] = set()
 
 
 def _warn_uneven(length: int, total: int) -> None:
-    """Says once that parts differ in length, in a process that is in a group: such nodes hang in their last step."""
+    """Once, in a process of a group: such nodes hang in their last step."""
     if not _in_group() or not is_head() or (length, total) in _warned:
         return
     _warned.add((length, total))

@@ -69,13 +69,15 @@ class Access:
     lease_file: str | None = None
     """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
     notices: Callable[[], float] | None = None
-    """Runs on each machine, in the agent, until the machine is about to be taken away; returns the seconds left. A
-    function of a module that nodes have: it is sent by name."""
+    """Runs in each machine's agent until the machine is about to be taken away; returns the seconds left. A function of
+    a module that nodes have: it is sent by name.
+    """
     settle: Callable[[Shell, SshTarget], str | None] | None = None
     """Called once a machine accepts our login, while the rest is set up; the user sees what it returns."""
     prepare: Callable[[Shell, str], tuple[dict[str, str], str | None]] | None = None
-    """Called with a machine's id once it accepts our login, before anything is set up there: gives variables for all
-    processes there, and what the user sees."""
+    """Called with a machine's id after login, before setup: returns variables for all processes there, and what the
+    user sees.
+    """
     login: str = ""
     """Which setting names the user who logs in: part of the message about machines that refuse the login."""
     local: bool = False
@@ -107,28 +109,25 @@ class Process(Protocol):
 
 
 class Shell(Protocol):
-    """One machine. Paths and arguments are data: whoever implements this quotes them."""
+    """One machine. Implementations quote paths and arguments."""
 
     @property
     def name(self) -> str: ...
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Makes the machine reachable, or says in words why it is not; tries until `deadline` (monotonic).
-
-        A machine that is `booting` for the first time may refuse us for a while. `report` hears why it is tried again.
+        """Makes the machine reachable, or says why it is not; tries until `deadline` (monotonic). A machine that is
+        `booting` may refuse us for a while. `report` gets why it is tried again.
         """
         ...
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """Starts a program with pipes to its standard input and output, out of reach of Ctrl-C in our terminal."""
+        """Starts a program with pipes, out of reach of Ctrl-C in our terminal."""
         ...
 
-    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
-        """Runs a program to its end, with `data` as its standard input."""
-        ...
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished: ...
 
     def upload(self, source: bytes | Path, dest: str) -> None:
-        """Puts a file there, mode 0600; half a file is never seen under its name."""
+        """Mode 0600; half a file is never visible."""
         ...
 
     def reach(self, host: str, port: int) -> socket.socket:
@@ -136,14 +135,13 @@ class Shell(Protocol):
         ...
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """What another process of this computer has to run to have `argv` run there, once we are gone.
-
-        Nothing if the machine runs it by itself then.
+        """What another process of this computer runs to have `argv` run there, once we are gone. Empty if the machine
+        runs it by itself.
         """
         ...
 
     def ending(self) -> tuple[list[str], str | None]:
-        """What that process does then to let go of the machine: a command to run, a directory to remove."""
+        """What that process does to release the machine: a command to run, a directory to remove."""
         ...
 
     def said(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Where bodies stand: the stacks that `pool.stacks()` returns, and how they are printed."""
+"""The stacks that `pool.stacks()` returns, and how they are printed."""
 
 from __future__ import annotations
 

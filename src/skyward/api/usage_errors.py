@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _VARARGS = 0x04
 
 SPELLED = "__skyward_spelled__"
-"""The attribute of a function that says how users write it."""
+"""How users write the function."""
 
 _PIP = "`pip=[...]`"
 FOR_IMAGES = {
@@ -100,7 +100,7 @@ FOR_POOLS = {
 
 
 def corrects(hints: Mapping[str, str], example: str = "") -> Callable[[K], K]:
-    """For classes whose options users type: one that is not there is answered with what to write instead."""
+    """Class decorator: an unknown option gets an error with the right one."""
 
     def wrap(kind: K) -> K:
         kind.__init__ = _checked(kind.__init__, f"{kind.__name__}()", f"sky.{kind.__name__}", hints, example)
@@ -274,7 +274,7 @@ def instead_of(name: str, known: Sequence[str]) -> str:
 
 
 def deprecated(name: str, instead: str, *, removal: str) -> None:
-    """Warn that `name` works until version `removal` only; the warning names the line of the program that used it."""
+    """Warns at the caller's line that `name` works until version `removal` only."""
     frame, level = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage] - warnings can skip our files from 3.12 on
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "skyward":
         frame, level = frame.f_back, level + 1

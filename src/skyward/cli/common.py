@@ -1,4 +1,4 @@
-"""What commands share: help texts, options that describe a pool, and JSON."""
+"""What commands share."""
 
 from __future__ import annotations
 

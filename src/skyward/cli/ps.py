@@ -109,7 +109,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[list[Found], list[Leftover], 
 
 @contextmanager
 def _without_metadata_service() -> Generator[None]:
-    """Skips the two-second wait for AWS's metadata service on computers outside AWS."""
+    """Skips the two-second wait outside AWS."""
     before = os.environ.get(_METADATA)
     os.environ[_METADATA] = "true"
     try:
@@ -217,9 +217,7 @@ def merged(
     found: Sequence[Found],
     now: float,
 ) -> list[Row]:
-    """One row per pool: open ones, the newest last, then leftovers. `recorded` are histories still being written by
-    pools that do not answer.
-    """
+    """One row per pool: open ones, then leftovers. `recorded` are histories of pools that do not answer."""
     rows = [_told(each) for each in told]
     known = [(row.pool, row.pid) for row in rows]
     stuck = [each.pid for each in silent]
@@ -268,7 +266,7 @@ def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
 
 
 def _same(row: Row, item: Found) -> bool:
-    """Matches a finding with an open pool; one that is opening does not know its machines' name yet."""
+    """Matches a finding with an open pool; one that is opening does not know its machines' name."""
     if row.machines:
         return row.machines == item.pool
     opening = item.pool.rpartition("-")[0] == row.pool and item.condition == "in use"

@@ -133,7 +133,7 @@ def _option(name: str, given: Any) -> list[str]:
 
 
 def own_pool_line(source: bytes) -> int | None:
-    """The line where a program creates its own pool; None if it creates none or uses the given one."""
+    """The line where a program creates its own pool; None if there is none."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):

@@ -79,7 +79,7 @@ class Feed(Record):
 
 
 class Settle(Record):
-    """A call has ended: let go of what it held, and give the user its result."""
+    """A call has ended."""
 
     call: Call
     result: Returned
@@ -91,7 +91,7 @@ class Fail(Record):
 
 
 class KeepFailed(Record):
-    """A call has failed: keep what is needed to run it again. Its arguments are let go of after this."""
+    """Before the arguments of a failed call are released."""
 
     call: Call
     end: events.EndOfCall
@@ -122,7 +122,7 @@ class Upload(Record):
 
 
 class Got(Record):
-    """Give the user a result that lies in files here; `remove` if they are only for this."""
+    """A result that is in files here; `remove` if they are only for this."""
 
     future: CallFuture[Any]
     blobs: Sequence[Blob]
@@ -172,7 +172,7 @@ class Reconnect(Record):
 
 
 class Renounce(Record):
-    """Forget what was said to a node: its session is over."""
+    """Forget what was said to a node."""
 
     node: int
 
@@ -182,13 +182,11 @@ class Inquire(Record):
 
 
 class ForgetBlobs(Record):
-    """A node has lost the large buffers that it had."""
-
     node: int
 
 
 class SharedLost(Record):
-    """A process, or a node if `rank` is None, is gone: what it held of shared objects is free."""
+    """A process, or a node if `rank` is None, is gone: its shared objects are released."""
 
     node: int
     rank: int | None

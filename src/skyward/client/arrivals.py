@@ -1,7 +1,4 @@
-"""What nodes send besides the states of calls: results, items of streams, output, and parts of large buffers.
-
-Like those of `Core`, the methods return what is to be done, and `Engine` does it.
-"""
+"""What nodes send besides the states of calls: results, items of streams, output, and parts of large buffers."""
 
 from __future__ import annotations
 
@@ -97,7 +94,7 @@ class Arrivals:
         return output + self._core.verdict(verdict, number, now)
 
     def _at(self, number: int, id: str | None) -> Call | None:
-        """A call, if it is with that node: of others a node has nothing to say."""
+        """A call, if it is with that node."""
         call = self._core.calls.calls.get(id) if id is not None else None
         return call if call is not None and call.node == number else None
 

@@ -1,4 +1,4 @@
-"""A call as the client keeps it: what was sent, how to send it again, and the future that waits for it."""
+"""A call as the client keeps it: what was sent, and the future that waits for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STACK_GLOBAL = b"\x93"
 
 
 class CallFuture(UserFuture[T]):
-    """A real future whose result is unpickled when it is asked for, and whose cancel() stops the body."""
+    """A future whose result is unpickled when it is asked for, and whose cancel() stops the body."""
 
     def __init__(self, name: str, user: UserCode | None = None) -> None:
         super().__init__(user)
@@ -57,9 +57,9 @@ class CallFuture(UserFuture[T]):
         self.call = ""
         """The id of its call, in events."""
         self.on_load: Callable[[Any], None] | None = None
-        """Gets the result when it is unpickled, before anybody else has it."""
+        """Gets the result when it is unpickled, first."""
         self.owner: object = None
-        """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""
+        """A pool is not closed under those who wait for its calls."""
 
     def settle(self, result: Returned) -> None:
         pieces = result.buffers
@@ -162,7 +162,6 @@ class Packed:
 
 
 def new_id() -> str:
-    """An id that no other call of this program has, and hardly one of another."""
     return f"{_PREFIX}{next(_COUNT):08x}"
 
 
@@ -285,7 +284,7 @@ def _glance(pending: PendingCompute[Any]) -> str:
 
 
 def discard(named: Blobs) -> None:
-    """Removes the files of a result; large ones in a thread, since the I/O thread may be the one that calls."""
+    """Removes the files of a result; large ones in a thread, since the I/O thread may call."""
     files = list(named.values())
     act = partial(_remove, [path for path, _ in files])
     run_in_thread(act) if sum(size for _, size in files) >= _SLOW_TO_REMOVE else act()
@@ -325,7 +324,7 @@ def unpacked(name: str, packed: Packed) -> Any:
 
 
 def is_light(packed: Packed) -> bool:
-    """Whether what a node sent takes no time worth a thread: without a class or function in it, no code runs."""
+    """Whether unpickling takes no time worth a thread: no class or function, so no code runs."""
     if packed.blobs or sum(map(nbytes, packed.pieces)) >= _LIGHT:
         return False
     return _STACK_GLOBAL not in bytes(packed.pieces[0])

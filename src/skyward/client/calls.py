@@ -1,7 +1,4 @@
-"""The calls of a pool on the client: which wait, which node has them, which are to end, and how they ended.
-
-No clock, socket or thread here: `ClientCalls` gets events, and returns actions.
-"""
+"""The calls of a pool on the client: which wait, which node has them, and how they ended. Pure."""
 
 from __future__ import annotations
 
@@ -203,8 +200,8 @@ class ClientCalls:
         return (call for call in self.calls.values() if call.stream is None and call.stopping is None)
 
     def streams(self) -> list[Call]:
-        """Streams that were not stopped; those that have not begun come first, so that none starts in the place of
-        another.
+        """Streams that were not stopped, those that have not begun first, so that none starts in the
+        place of another.
         """
         found = [call for call in self.yielding.values() if call.stopping is None]
         return sorted(found, key=lambda call: (call.stream is not None, call.node is not None))
@@ -274,7 +271,7 @@ class ClientCalls:
         return self._taken()
 
     def lost(self, number: int, call_id: str, reason: str, now: float) -> list[Action]:
-        """The call's state is unknown: it is restarted elsewhere if allowed."""
+        """Its state is unknown: it is restarted elsewhere if allowed."""
         self._now = now
         call = self._at(number, call_id)
         if call is not None:
@@ -320,7 +317,7 @@ class ClientCalls:
     # time
 
     def turn(self, in_doubt: Callable[[int], bool], connected: Callable[[int], bool], now: float) -> list[Action]:
-        """Periodic work: recalls queued calls, asks about silent ones, applies timeouts."""
+        """Recalls queued calls, asks about silent ones, applies timeouts."""
         self._now = now
         for call in self.dispatch.recallable(now):
             self._step(call, "recall")
@@ -405,7 +402,7 @@ class ClientCalls:
         self._step(call, "lost" if again else "lost for good", (lost, "lost", 0.0))
 
     def _at(self, number: int, call_id: str) -> Call | None:
-        """None unless that node has it: one that was given up may still report calls that others have now."""
+        """None unless that node has it: a lost node may report calls that others have now."""
         call = self.calls.get(call_id)
         return call if call is not None and call.node == number else None
 
@@ -517,7 +514,6 @@ class ClientCalls:
             self.kept.submitted(call)
 
     def _enqueue(self, call: Call, *, first: bool = False) -> None:
-        """Queues a call once all results that it takes exist."""
         if call.id not in self.calls:
             return  # it has ended meanwhile
         if call.needs:

@@ -1,10 +1,8 @@
-"""The client's links to all nodes: connects, reads and writes them, and returns what happened to whoever polls.
+"""The client's links to all nodes: connects, reads and writes them, and returns events to whoever polls.
 
-    caller's thread   writes to a link itself: no hand-over on the way out
-    polling thread    reads all links, and is the only one that closes their sockets
-    a thread a try    connects to a node and greets its agent; `poll` returns how that went
-
-It moves messages and keeps connections alive, and calls nobody. What events mean is the business of the engine.
+caller's thread      writes to a link itself: no hand-over on the way out
+polling thread       reads all links, and is the only one that closes their sockets
+a thread per try     connects to a node and greets its agent; `poll` returns the result
 """
 
 from __future__ import annotations
@@ -85,9 +83,7 @@ class Connection:
         return restarted
 
     def renounce(self, session: str) -> Link:
-        """Forgets what was sent; a returning agent learns that it had been given up. Returns the old link, whose socket
-        is still open.
-        """
+        """Forgets what was sent. Returns the old link, whose socket is still open."""
         old = self.link
         self.link, self.session, self.incarnation, self.malformed = old.fresh(), session, "", 0
         return old
@@ -119,7 +115,7 @@ class Lost(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-    """A node could not be reached at all, or over this link one side cannot read what the other sends."""
+    """A node could not be reached, or one side cannot read what the other sends."""
 
     number: int
     error: Exception
@@ -159,9 +155,8 @@ class Connections:
     # from any thread
 
     def post(self, number: int, messages: Sequence[Message], refused: Refusal | None = None) -> None:
-        """Sends messages to a node; they arrive once, in order, even over a broken connection.
-
-        One that is too large for a frame is not sent: `refused` is told of it, or TooLarge is raised.
+        """Messages arrive once, in order. One that is too large is not sent: `refused` gets it, or
+        TooLarge is raised.
         """
         sent, buffers = list[Raw](), list[Any]()
         for message in messages:
@@ -435,7 +430,7 @@ _REJOINING = 25.0  # an attempt that began while nobody could be reached takes t
 
 
 class NodeEnded(ConnectionError):
-    """There is nothing to connect to any more: what ran there has ended for good. Says why."""
+    """What ran there has ended for good, and why."""
 
 
 def given_up(
@@ -449,10 +444,9 @@ def given_up(
 ) -> bool:
     """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last message.
 
-    `lease` is None for a node of this computer, which is lost if it cannot be reached for a while.
-    Another machine is lost at once if it answers but nobody listens there. If it does not answer, it is lost if other
-    nodes do; if none does, the fault is rather on our side, and the nodes work on until the lease ends. `rejoined`
-    seconds ago the first of them was reached again: the others get as much time as an attempt takes.
+    `lease` is None for a node of this computer. Another machine is lost at once if nobody listens there. If it does not
+    answer, it is lost only if other nodes do; otherwise the fault is rather on our side. `rejoined` seconds ago the
+    first of them was reached again: the others get as much time as an attempt takes.
     """
     if lease is None:
         return away > _HERE

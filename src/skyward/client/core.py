@@ -1,10 +1,4 @@
-"""What the client decides about a pool: `Nodes` and `ClientCalls` together. No clock, socket or thread here.
-
-    Nodes        says which nodes take calls, and which are lost with what they had
-    ClientCalls  says where calls go, and how they end
-
-The engine tells it what happens and does what it returns; so does the simulation of the tests.
-"""
+"""What the client decides about a pool: `Nodes` and `ClientCalls` together. Pure."""
 
 from __future__ import annotations
 
@@ -88,10 +82,8 @@ class Core:
             raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
 
     def missing(self, numbers: Sequence[int], *, late: bool, overdue: bool = False) -> list[int]:
-        """Those of some nodes that take no calls now; raises NodeLost for one that is gone.
-
-        Also, if it is `late`, for one without a connection. One whose runners are being made is waited for until it is
-        `overdue`: they may import frameworks for long.
+        """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if `late` without a
+        connection. A node whose runners are being made is waited for until `overdue`.
         """
         if not late and self.nodes.joining():
             return list(numbers)  # which rank is where is about to change
@@ -268,7 +260,7 @@ class Core:
         return self._routed(self.nodes.unreachable(number, error, now), now)
 
     def admit(self, number: int, now: float) -> tuple[bool, list[Action]]:
-        """Begins to take in a node that was missing; False while that would change the ranks of what runs."""
+        """Takes in a node that was missing; False while that would change the ranks of what runs."""
         if any(call.pinned for call in self.calls.calls.values()):
             return False, []
         if (self.nodes.gang or self._plan.gang) and self._occupied(range(self._plan.nodes)):
@@ -276,7 +268,7 @@ class Core:
         return True, self._routed(self.nodes.join(number, now), now)
 
     def vacate(self, number: int, now: float) -> tuple[bool, list[Action]]:
-        """Takes a node out whose place another machine takes; False while that would end a call."""
+        """Takes a node out for another machine; False while that would end a call."""
         vacant, actions = self.nodes.vacate(number, self._occupied, now)
         return vacant, self._routed(actions, now)
 

@@ -1,10 +1,8 @@
 """Which node gets which call: a pure bookkeeping of queues, slots and windows.
 
 The node with the fewest calls for its slots is next; of several, the one that ended a call last, since its caches are
-warm. A call that prefers a node goes there if it has room, or waits for that a while; then another node gets it.
-
-A node gets as many calls as it has slots, and some ahead when calls are so short that a round trip would cost more than
-it saves. A call that waits behind a long one is taken back when another node has nothing to do.
+warm. A call waits a while for the node that it prefers. Calls are sent ahead when they are so short that a round trip
+would cost more than it saves. A call behind a long one is taken back when another node is idle.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class _Node(Generic[C]):
 
 
 class Dispatch(Generic[C]):
-    """Queues of one pool. Not thread-safe: its owner holds a lock."""
+    """Not thread-safe."""
 
     def __init__(self, nodes: int, slots: int) -> None:
         self._nodes: list[_Node[C]] = [_Node(slots) for _ in range(nodes)]
@@ -137,7 +135,7 @@ class Dispatch(Generic[C]):
         return list(self._queue.values())
 
     def recallable(self, now: float) -> list[C]:
-        """Calls to take back: they wait on a busy node while another has a free slot."""
+        """Calls that wait on a busy node while another has a free slot."""
         if self._queue or not self.has_backlog():
             return []
         idle = sum(max(0, n.slots - len(n.inflight)) for n in self._nodes if n.up)

@@ -1,10 +1,9 @@
-"""The engine of a pool, on the client: hears users, nodes and the clock, asks `Core` what that means, and does it.
+"""The engine of a pool, on the client: gets events from users, nodes and the clock, asks `Core`, and acts.
 
-    user's thread --submit, cancel--> Engine --(lock)--> Core --actions--> Engine --> links, futures, events
-    I/O thread: Connections.poll --events--> Engine --(lock)--> Core --actions--> Engine, then what was deferred
+    user's thread   --submit, cancel-->            Engine --(lock)--> Core --actions--> Engine --> links, futures
+    I/O thread:     Connections.poll --events-->   Engine --(lock)--> Core --actions--> Engine, then what was deferred
 
-Everything happens under one lock, so two broadcasts are queued in the same order on all nodes. No code of users runs on
-the I/O thread: futures hand their callbacks over, and so does who emits events (see callbacks.py).
+One lock, so two broadcasts are queued in the same order on all nodes. No user code runs on the I/O thread.
 """
 
 from __future__ import annotations
@@ -150,16 +149,14 @@ class Engine:
                 self._core.nodes.check()
 
     def tell_terms(self, serial: int, left: float, drain: float) -> None:
-        """Tells all nodes that can be reached when they end; the last word counts, also if it is a later time."""
+        """Tells all reachable nodes when they end; the last word counts."""
         with self._lock:
             for number in () if self._closing else self._connected():
                 self._connections.post(number, [ClientToAgent.Terms(serial, left, drain)])
 
     def finish(self) -> tuple[bool, int]:
-        """Whether all calls that leaving the block waits for have ended; and how many streams this has stopped.
-
-        A stream is not waited for: it may have no end, or no reader, and holds a slot that calls may wait for. One that
-        has not begun does not begin.
+        """Whether all calls that leaving the block waits for have ended, and how many streams this has stopped: a
+        stream may have no end, and holds a slot.
         """
         with self._lock:
             calls, stopped = self._core.calls, 0
@@ -243,9 +240,8 @@ class Engine:
         return self._core.ranks
 
     def send_to(self, calls: Sequence[tuple[int, Call]], world: int | None = None) -> bool:
-        """Queues calls for certain ranks, all of them or none; more than one of them succeed or fail as one.
-
-        False, and nothing is queued, if the pool has another number of ranks than `world` by now.
+        """Queues calls for certain ranks, all or none; several succeed or fail as one. False if the pool no longer has
+        `world` ranks.
         """
         # the lock is inside: an error of a call among the arguments is rebuilt without it
         with rebuilding(), self._lock, self._arguments_there(calls[0][1]):
@@ -386,7 +382,7 @@ class Engine:
             self._transfers.lost(number, reason)
 
     def _settle_kept(self, call: Call) -> None:
-        """Gives the user the Ref; the call, which may be kept for a restart, must not hold it."""
+        """The call, which may be kept for a restart, must not hold the Ref."""
         ref, call.ref = call.ref, None
         future, call.future = call.future, CallFuture(call.name)
         if ref is not None:
@@ -596,7 +592,7 @@ class Engine:
 
     @contextmanager
     def _arguments_there(self, call: Call) -> Generator[None]:
-        """For a broadcast, with the lock held: sends the calls among its arguments, and waits for what it takes."""
+        """For a broadcast, with the lock held."""
         if not call.needs:
             yield
             return

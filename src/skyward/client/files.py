@@ -42,15 +42,13 @@ _MOST_SEGMENTS = 1000
 _TRIES = 5
 
 Begin = Callable[[int], Callable[[int], None]]
-"""Gets the number of bytes to copy; returns a counter for them."""
+"""Gets the number of bytes to copy; returns a counter."""
 
 _SHOWN = 4_000_000
 _MEGABYTE = 1_000_000
 
 
 def counting(pool: str, name: str, emit: Callable[[Event], None] | None) -> Begin:
-    """Counts bytes for listeners, if there are enough of them; without `emit`, nobody is told."""
-
     def begin(size: int) -> Callable[[int], None]:
         if emit is None or size < _SHOWN:
             return lambda more: None
@@ -227,7 +225,7 @@ def _have(answers: Answers, count: int) -> list[int | None]:
 def _pieces(
     reader: Reader, names: Sequence[str], entries: Sequence[Entry], starts: Mapping[int, int], changed: list[str]
 ) -> Iterator[tuple[bytes, list[_Segment]]]:
-    """The files from where they are to be sent, in pieces. A file that changes is left out before its last part."""
+    """What is left of the files, in pieces. A file that changes is left out before its last part."""
     data, segments = bytearray(), list[_Segment]()
     for file, start in starts.items():
         offset, size = start, entries[file].size

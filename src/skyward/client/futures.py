@@ -183,9 +183,8 @@ class _Unwaited(_thread.RLock):  # pyright: ignore[reportGeneralTypeIssues] - it
 
 
 class UserFuture(AwaitableFuture[T]):
-    """A future in a user's hands: its callbacks run on the threads of `user`, not in the thread that settles it.
-
-    Whoever asks for its result does so after listeners have heard the events that came before it.
+    """Its callbacks run on the threads of `user`. A result is available after listeners have had the
+    events before it.
     """
 
     def __init__(self, user: UserCode | None = None) -> None:
@@ -201,17 +200,15 @@ class UserFuture(AwaitableFuture[T]):
         self.sleepers: list[_Sleeper] = []  # of threads that wait, one each
 
     def done(self) -> bool:
-        """Whether it has ended; takes no lock, so that Ctrl-C at any moment leaves none taken."""
+        """Takes no lock: Ctrl-C at any moment leaves none taken."""
         return self._state in _ENDED
 
     def cancelled(self) -> bool:
         return self._state in _CANCELLED
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended; False if that took longer.
-
-        It waits on a lock of its own. On the future's condition, an interrupt at the wrong moment would leave that
-        taken, and with it whoever settles the future: the thread that reads the links.
+        """Waits on a lock of its own: an interrupt could leave the future's condition taken, and with it block the
+        thread that reads the links.
         """
         if not self.done():
             sleeper = _thread.allocate_lock()
@@ -313,7 +310,7 @@ class _Sleeper(Protocol):
 
 
 class _Part:
-    """Stands for one of several futures that a thread waits for: only the last of them wakes it."""
+    """One of several futures that a thread waits for: only the last wakes it."""
 
     __slots__ = ("_all_ended", "_once")
 
@@ -326,7 +323,7 @@ class _Part:
 
 
 def wait_for_all(futures: Sequence[UserFuture[Any]]) -> None:
-    """Waits until all have ended; as `UserFuture.wait`, and awake only once."""
+    """As `UserFuture.wait`, with one wake-up."""
     sleeper, ended = _thread.allocate_lock(), itertools.count(1)
     sleeper.acquire()
 
@@ -351,7 +348,7 @@ def wait_for_all(futures: Sequence[UserFuture[Any]]) -> None:
 
 
 def when_done(future: Future[Any], act: Callable[[Future[Any]], object]) -> None:
-    """Calls a function of ours, which neither blocks nor raises, in the very thread that settles the future."""
+    """Calls a function of ours in the thread that settles the future; it must not block or raise."""
     Future.add_done_callback(future, act)
 
 
@@ -360,10 +357,8 @@ _STUCK = 1.0  # a listener that is at one event for longer is waited for no more
 
 
 class Worker:
-    """Runs functions one at a time, in order, on a daemon thread that starts with the first one.
-
-    One thread rather than several: callbacks of a pool do not run at the same time, so they need no locks of their
-    own. With `patience`, a function that runs for longer is left to its thread, and another thread does the rest.
+    """Runs functions one at a time, in order, on a daemon thread, so users' callbacks need no locks. With `patience`, a
+    longer function keeps its thread, and another one continues.
     """
 
     def __init__(self, name: str, patience: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -403,7 +398,6 @@ class Worker:
         return True
 
     def go_on(self) -> None:
-        """Marks progress in a long function: it is not stuck."""
         if self._began is not None:
             self._began = self._clock()
 

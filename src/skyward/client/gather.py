@@ -1,4 +1,4 @@
-"""Many calls as one: groups, streams of results, and `map` in chunks. Knows calls and futures, not nodes."""
+"""Many calls as one: groups, streams of results, and `map` in chunks."""
 
 from __future__ import annotations
 
@@ -85,9 +85,8 @@ def combined(
     keep: bool = False,
     ended: Ended | None = None,
 ) -> AwaitableFuture[tuple[Any, ...]]:
-    """One future for several: a tuple, or the first failure; cancelling it cancels them all.
-
-    `ended` is told of each that has ended, before the whole ends, in the thread that has settled it.
+    """One future for several: a tuple, or the first failure; cancelling it cancels them all. `ended` is called for each
+    in the thread that has settled it.
     """
     whole = _Combined(futures, calls, keep, ended)
     if not futures:
@@ -119,10 +118,9 @@ def mapped(
     count: Callable[[int, int], None] | None = None,
     kept: Kept | None = None,
 ) -> list[Any]:
-    """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows.
-
-    `count` is told how many more have ended well, and how many have failed. Results that are `kept` already are
-    taken from there, and those that come are kept before anything else is done with them.
+    """Applies the function of `each` to items, in chunks: small at first, then as large as measured time allows.
+    `count` gets how many more have ended well, and how many have failed. Results are kept before anything else is
+    done with them.
     """
     if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
         raise not_for_generators(each.fn)
@@ -190,7 +188,7 @@ def mapped(
 
 
 def _next(at: int, size: int, known: Mapping[int, Any]) -> tuple[int, int]:
-    """The next items that are not known, in one piece and not more than `size`."""
+    """The next unknown items, contiguous, not more than `size`."""
     while at in known:
         at += 1
     end = at + size
@@ -198,7 +196,6 @@ def _next(at: int, size: int, known: Mapping[int, Any]) -> tuple[int, int]:
 
 
 def _keep(first: int, results: Sequence[Any], kept: Kept | None) -> None:
-    """Keeps results of items, in runs between those that have failed."""
     if kept is None:
         return
     start = 0
@@ -218,7 +215,7 @@ def error_of(future: Future[Any]) -> BaseException | None:
 
 
 class _Combined(UserFuture[tuple[Any, ...]]):
-    """Several futures as one. Their results are read when they are asked for, never in the thread that settles them."""
+    """Results are read when they are asked for, never in the thread that settles them."""
 
     def __init__(
         self, parts: Sequence[Future[Any]], calls: Sequence[PendingCompute[Any]], keep: bool, ended: Ended | None
@@ -282,7 +279,7 @@ class _Combined(UserFuture[tuple[Any, ...]]):
 
 
 class _Results(Iterator[T]):
-    """Results of several futures, one by one. Several threads may read them: each goes to one of them."""
+    """Thread-safe: each result goes to one reader."""
 
     def __init__(
         self, futures: Sequence[Future[T]], ordered: bool, calls: Sequence[PendingCompute[Any]], keep: bool
@@ -383,7 +380,7 @@ def _wake(wakes: set[Callable[[], None]], _: Future[Any]) -> None:
 
 
 def _error_as_it_came(future: Future[Any]) -> BaseException | None:
-    """The exception of a future that is done, without reading its result, and without a lock for every call."""
+    """The exception of a future that is done, without reading its result, and without a lock."""
     ended: Any = future
     return ended._exception if ended._state == "FINISHED" else CancelledError()
 
@@ -425,9 +422,8 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 
 class GroupCounter:
-    """Counts the calls of one group; `emit` hears of it, seldom enough to cost nothing, but always of the last state.
-
-    `total` is None where it is not known yet, see `expect`. `flush` waits until what was told has been heard.
+    """Counts the calls of one group; `emit` is called seldom enough to cost nothing, but always with the last state.
+    `flush` waits until listeners had it.
     """
 
     def __init__(
@@ -494,7 +490,7 @@ class GroupCounter:
         self._flush()
 
     def _tell_soon(self) -> None:
-        """Emits now or shortly: the next call may take an hour."""
+        """The next call may take an hour."""
         wait = self._told + _EVERY - self._clock()
         if wait <= 0:
             self._tell()

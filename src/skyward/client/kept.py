@@ -1,9 +1,7 @@
-"""Results that stay on nodes: who has them, which calls wait for them, when they are made again, when they may go.
+"""Results that stay on nodes: who has them, which calls wait for them, when they are made again, when they go.
 
-    call with .keep() --result--> "there", on a node <--taken by-- other calls; node to node, or through the client
-    every node that has it is lost --> "making", if its call has attempts left; else "lost", and who needs it fails
-
-No clock, socket or thread here: `ClientCalls` tells it what happens, and does what `take` returns.
+call with .keep() --result--> "there", on a node <--taken by-- other calls; node to node, or through the client
+every node that has it is lost --> "making", if its call has attempts left; else "lost", and who needs it fails
 """
 
 from __future__ import annotations
@@ -140,7 +138,6 @@ class Kept:
     # the calls that make results
 
     def check(self, call: Call, result: Returned) -> None:
-        """Raises if what a node says of a result cannot be: what was to stay has come, or the other way round."""
         key = call.keeps.key if call.keeps is not None else None
         if result.kept != key:
             raise Malformed("a result that was to stay, or was not")
@@ -152,7 +149,7 @@ class Kept:
         return NO_BLOBS if result.kept is not None and not self._local else result.blobs
 
     def made(self, call: Call, number: int, named: Blobs, *, again: bool) -> None:
-        """A result is on its node; `again` if it may be made again should the node be lost."""
+        """`again` if it may be made again should the node be lost."""
         result, blobs = call.keeps, _in_order(named)
         assert result is not None
         result.state, result.error, result.node, result.where = "there", None, number, {number}

@@ -1,7 +1,4 @@
-"""The nodes of a pool: which are ready, silent, lost or about to be taken away, and what is done about it.
-
-No clock, socket or thread here: `Nodes` gets events, and returns actions.
-"""
+"""The nodes of a pool: which are ready, silent, lost or about to be taken away. Pure."""
 
 from __future__ import annotations
 
@@ -396,11 +393,11 @@ class Nodes:
         return bool(node.gone or node.leaving) and not self._machines.replacing(number) and not self.may_return()
 
     def may_return(self) -> bool:
-        """Whether no node is left, but one may be back soon: what waits for a node is kept as long."""
+        """Whether no node is left, but one may be back soon: calls are kept as long."""
         return all(n.gone for n in self.present) and any(self._now < n.awaited for n in self.present)
 
     def no_node_left(self) -> Node | None:
-        """A lost node, if no node takes calls any more: none is left, or a group lacks that one; none is coming."""
+        """A lost node, if no node takes calls and none is coming."""
         lost = [n for n in self.all if n.gone and self.given_up(n.number)]
         return lost[0] if lost and (self.gang or len(lost) == len(self.present)) else None
 
@@ -497,6 +494,6 @@ class Node:
     away: float = 0.0
     leaving: float = 0.0
     awaited: float = 0.0
-    """Until when it may be back, though it was given up: its machine may be booting, and is set up again then."""
+    """Until when it may be back, though it was given up: its machine may be booting."""
     refusals: int = 0
     error: BaseException | None = None

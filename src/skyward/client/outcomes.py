@@ -1,4 +1,4 @@
-"""What a node's last word on a call means to the caller: an exception with everything that is known."""
+"""What a verdict means to the caller: an exception with everything that is known."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 End = tuple[Outcome, float, str, int]
-"""How a call has ended, for listeners: its outcome, seconds, error as text, and how many of its items have failed."""
+"""For listeners: outcome, seconds, error as text, and how many items have failed."""
 
 
 def returned(call: Call, result: Returned) -> End:
@@ -55,7 +55,7 @@ def returned(call: Call, result: Returned) -> End:
 
 
 def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -> End:
-    """The end of a call that gave no result; a map that keeps exceptions has this one in the place of every item."""
+    """The end of a call without a result; in a map that keeps exceptions, every item gets it."""
     items = call.items if call.chunk is not None and call.chunk.keep and outcome != "cancelled" else 0
     return outcome, seconds, exceptions.as_text(error), items
 
@@ -70,7 +70,7 @@ def told(call: Call, rank: int | None, end: End, now: float) -> events.EndOfCall
 def failure(
     pool: str, call: Call, node: int, verdict: Verdict, rank: int | None = None
 ) -> tuple[BaseException, Outcome]:
-    """The exception for a call that gave no result, and how it counts; `rank` where the node has several."""
+    """The exception, and how it counts; `rank` where the node has several."""
     match verdict:
         case Raised():
             place = f"node {node}" if rank is None else f"rank {rank} (node {node})"

@@ -1,4 +1,4 @@
-"""What nodes print, log and warn of: put into lines, kept, and told to the user's own logging and warnings."""
+"""What nodes print, log and warn of: put into lines, kept, and passed to the user's own logging and warnings."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ class Lines:
         self._shown = 0.0
 
     def feed(self, data: bytes | memoryview) -> list[tuple[str, bool]]:
-        """The lines that are complete now; True marks one that will be overwritten (a progress bar).
-
-        Those that begin with a mark still have their secrets, since JSON without them may be none.
+        """The lines that are complete; True marks one that will be overwritten (a progress bar). Marked lines still
+        have their secrets: masked JSON may be none.
         """
         whole = self._rest + bytes(data)
         *lines, self._rest = whole.split(b"\n")
@@ -148,7 +147,7 @@ class Transcript:
         return self._lines.setdefault((stream, call), Lines()).feed(data)
 
     def end(self, call: str | None) -> list[tuple[Stream, str, bool]]:
-        """What a call that has ended (or, with None, what no call is known for) left without a line end."""
+        """What an ended call left without a line end."""
         found: list[tuple[Stream, str, bool]] = []
         for stream in _STREAMS:
             lines = self._lines.pop((stream, call), None)
@@ -158,7 +157,7 @@ class Transcript:
 
 
 def _settled(line: bytes) -> str:
-    """A line as a terminal would leave it: what follows the last carriage return, unless nothing does."""
+    """A line as a terminal would leave it after carriage returns."""
     if b"\r" not in line:
         return _text(line)
     return _text(line[_last_state(line) :].strip(b"\r"))
@@ -200,7 +199,7 @@ def warning_filters() -> list[Filter]:
 
 
 class Watch:
-    """Whether logging or warnings were configured since nodes were told: asked before each call, so it costs little."""
+    """Whether logging or warnings were configured since nodes were told: cheap, since asked before each call."""
 
     def __init__(self) -> None:
         self._told = snapshot()
@@ -225,7 +224,7 @@ class Watch:
 
 
 def _levels_mark() -> object:
-    """Another one after every `setLevel`, which clears this cache of the root logger; one for all pools."""
+    """Changes after every `setLevel`, which clears this cache of the root logger."""
     cache: dict[Any, Any] = getattr(logging.root, "_cache", {})
     return cache.get("skyward") or cache.setdefault("skyward", object())
 
@@ -258,7 +257,7 @@ def relay_records(event: Log) -> None:
 
 
 def _nearest(name: str) -> logging.Logger:
-    """The logger of that name, or the one above it that this program has: one made here would stay for ever."""
+    """The logger of that name, or the one above it: one made here would stay for ever."""
     while name:
         found = logging.root.manager.loggerDict.get(name)
         if isinstance(found, logging.Logger):
@@ -282,7 +281,7 @@ def shown_by_program() -> bool:
 
 
 def relay_warnings(event: Warned) -> None:
-    """Shows a warning of a node in the way that this program has chosen, if it has; as its own, once for each place."""
+    """Shows a node's warning as this program shows its own, once for each place."""
     if not shown_by_program() or is_repeated(event, _seen):
         return
     if getattr(logging, "_warnings_showwarning", None) is not None:  # captureWarnings
@@ -302,7 +301,6 @@ def relay_warnings(event: Warned) -> None:
 
 
 def is_repeated(event: Warned, seen: set[tuple[Any, ...]]) -> bool:
-    """Whether this warning was shown: a pool is like one process, which shows it once for each place, unless told."""
     if _action_for(event) in ("always", "all"):
         return False
     key = (event.pool, event.category, event.text, event.path, event.line)

@@ -1,4 +1,4 @@
-"""Turns pending calls into bytes: functions, arguments, large buffers, objects that stay, calls among the arguments."""
+"""Turns pending calls into bytes: functions, arguments, large buffers, Refs, calls among the arguments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 PackedFunction = tuple[str, list[Any], dict[str, Ref[Any]]]
-"""The digest of a function that nodes may keep, else nothing; its bytes; the objects that it takes."""
+"""A digest if nodes may keep the function; its bytes; its objects."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ class Packing:
     def calls(
         self, pending: Sequence[PendingCompute[Any]], retries: int, inner_retries: int | None = None
     ) -> list[Call]:
-        """The calls, ready to be sent; raises NotSerializable before any of them is.
-
-        Calls among their arguments are the `inner` ones of the first; these have `inner_retries`.
-        """
+        """Raises NotSerializable before any is sent. Calls among their arguments are the `inner` ones of the first."""
         batch = _Batch(retries)
         batch.logging = self._logging.news()
         try:
@@ -262,10 +259,8 @@ def _digest(packed: Packed) -> str:
 
 
 def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
-    """Positions and names of arguments that travel as streams.
-
-    A parameter annotated `Iterator[T]` is streamed; one annotated `Iterable[T]` only when the value is not a
-    collection (a list may be iterated twice, so it is sent as it is).
+    """Positions and names of arguments that travel as streams: those annotated `Iterator[T]`, and `Iterable[T]` unless
+    the value is a collection, which may be iterated twice.
     """
     known = None if isinstance(call.fn, EachItem) else _iterator_annotations(call.fn)
     if known is None:
@@ -289,7 +284,7 @@ def _travels_as_stream(kind: type | None, value: object) -> bool:
 
 
 class _Annotated(NamedTuple):
-    """Of each parameter Iterator, Iterable or None: those given by position, `*rest`, those by name, `**others`."""
+    """Of each parameter Iterator, Iterable or None: by position, `*rest`, by name, `**others`."""
 
     positional: Sequence[type | None]
     rest: type | None
@@ -358,7 +353,7 @@ def unbound(call: PendingCompute[Any]) -> tuple[Callable[..., Any], tuple[Any, .
 
 
 def remembers_nothing(fn: object) -> bool:
-    """Whether a function may be kept on a node between calls: no call can change what it carries with it."""
+    """Whether no call can change what the function carries, so that a node may keep it."""
     if isinstance(fn, EachItem):
         return remembers_nothing(fn.fn)
     if not isinstance(fn, FunctionType):
@@ -447,6 +442,6 @@ def _drop(store: blobs.Store, keeper: Keeper, key: str, names: Sequence[str]) ->
 
 
 def _drop_later(owner: int, drop: Callable[[], None]) -> None:
-    """In a thread: whoever lets go of a Ref may hold any lock. Forked children have copies; theirs do not count."""
+    """In a thread: whoever drops a Ref may hold any lock. Copies in forked children do not count."""
     if os.getpid() == owner:
         run_in_thread(drop)

@@ -1,4 +1,4 @@
-"""What the engine needs to know about its pool, and what it asks of the pool's machines."""
+"""What the engine needs to know about its pool, and asks of the pool's machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Machines", "PoolSettings"]
 
 
 class Machines(Protocol):
-    """The machines of a pool, as its engine sees them; mostly called with the engine's lock, which they never take."""
+    """As the engine sees them; mostly called with the engine's lock, which they never take."""
 
     def reach(self, node: int) -> socket.socket:
         """A connection to a node's agent; both sides have checked who the other is. Called without the lock."""
@@ -42,17 +42,13 @@ class Machines(Protocol):
         """Why a node that has greeted is not what the pool asked for: no runner is made on it."""
         ...
 
-    def replace(self, node: int) -> bool:
-        """Has a node's machine replaced, if it is to be replaced; calling it again changes nothing."""
-        ...
+    def replace(self, node: int) -> bool: ...
 
     def replacing(self, node: int) -> bool:
         """Whether a node is getting another machine."""
         ...
 
-    def inquire(self) -> None:
-        """Has the provider asked, for as long as nodes do not answer, whether their machines are still there."""
-        ...
+    def inquire(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -65,17 +61,17 @@ class PoolSettings:
     listening: Callable[[], object]
     release: Callable[[Sequence[str]], None]
     gang: bool
-    """Whether runners form groups when the pool opens: then losing one means starting all of them again."""
+    """Whether runners form groups: then losing one means restarting all."""
     local: bool
     lease: float
     directory: str
     replaces: bool = False
-    """Whether lost machines may be replaced: then the provider is asked first why one is gone."""
+    """Whether lost machines may be replaced: then the provider is asked why one is gone."""
     reboots: bool = False
-    """Whether machines where nobody listens any more may be booting, and are back by themselves: hosts of the user."""
+    """Whether machines where nobody listens may be booting: hosts of the user."""
     stall_timeout: float | None = None
     present: int | None = None
-    """How many nodes are there when the pool opens, if some are missing; those are the last ones."""
+    """How many nodes are there when the pool opens; the missing ones are the last."""
     session: str = ""
     epoch: int = 0
-    """Which start of a detached run's program this is; agents refuse those of earlier ones."""
+    """Which start of a detached run's program this is; agents refuse earlier ones."""

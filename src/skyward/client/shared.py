@@ -1,7 +1,4 @@
-"""The client's part in shared collections: asks the server on node 0, and passes on what nodes cannot say directly.
-
-Questions go over the link to node 0, so they arrive once and in order, even over a broken connection.
-"""
+"""The client's part in shared collections: asks the server on node 0 over its link, and relays for nodes."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ _CLOSED = "the pool is closed, and its shared collections with it."
 
 
 class ClientShared:
-    """Part of an engine; `post` sends messages to a node, of which there are `nodes`.
-
-    `gone` says why node 0 was given up; it is empty while node 0 is there, or may be.
-    """
+    """Part of an engine; `post` sends messages to one of `nodes`. `gone` says why node 0 was given up."""
 
     def __init__(self, post: Callable[[int, list[Message]], None], nodes: int, gone: Callable[[], str]) -> None:
         self._post_to, self._nodes, self._gone = post, nodes, gone

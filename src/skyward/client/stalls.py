@@ -1,12 +1,11 @@
-"""Whether the ranks of a broadcast still get anywhere, and what to say if not: pure functions of what was seen.
+"""Whether the ranks of a broadcast make progress, and what to say if not: pure functions.
 
-                        returned   waits in a collective,    uses no CPU,        uses CPU
-                                   uses no CPU               no collective       or is unknown
-    every other rank    stuck      stuck                     alone, if some      going on
-                                                             rank has returned
+                           waits in a collective, uses no CPU       uses no CPU          uses CPU
+    every other rank       stuck                                    alone, if some       working
+                                                                    rank has returned
 
-A broadcast is *stuck* if every rank that has not returned waits in a collective and none of them uses CPU: nothing can
-come of it. It is *alone* if ranks have returned and the others do nothing that can be seen: that may be a download.
+*Stuck*: every rank that has not returned waits in a collective and none uses CPU. *Alone*: ranks have returned and the
+others do nothing that can be seen, such as a download.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ class StallWatch:
             self._watched.add(calls[0].id)
 
     def sampled(self, number: int, cpu: float, gpu: float, now: float) -> None:
-        """A node says how busy it is: its CPU in per cent of a core, and the busiest of its GPUs in per cent."""
+        """CPU in per cent of a core, and the busiest GPU in per cent."""
         if cpu >= _BUSY or gpu >= _BUSY:
             self._busy[number] = now
 
@@ -318,23 +317,18 @@ def _found(bodies: list[Body], call: Call) -> tuple[Body | None, Facts]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A wait for other ranks.
-
-    `certain` is False where the same frames also wait for a device that computes: on a machine with accelerators a
-    body may stand there for long, use no CPU, and be as busy as can be.
-    """
+    """A wait for other ranks. `certain` is False where the same frames also wait for a device that computes."""
 
     name: str
     certain: bool
 
 
 def find(frames: Sequence[Frame], helpers: Sequence[Sequence[Frame]] = ()) -> Collective | None:
-    """The collective in which a body stands; in each stack the outermost frame is first.
+    """The collective in which a body waits, known by the innermost frame; in each stack the outermost frame is first.
 
-    It is known by the innermost frame. A body that waits for another thread of its process stands where the `helpers`
-    do, the other threads there: in a collective if some of them do, and the rest wait for work. A helper at any other
-    place, such as a download, may be what the body waits for, and may get on. But a package that waits, as Keras does,
-    waits for threads that run its own functions, if there are any: a thread of another one says nothing about it.
+    A body that waits for another thread waits in a collective if some of the `helpers` do, and the rest wait for work.
+    A helper elsewhere, such as in a download, may make progress. A package that waits, as Keras does, waits for threads
+    that run its own functions, if there are any.
     """
     if not _waits_for_thread(frames):
         return _collective(frames)

@@ -21,9 +21,8 @@ Post = Callable[[list[Message]], None]
 
 
 def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str | None = None) -> Producer:
-    """Reads `source` in a thread of its own (it may block) and posts its items as there is credit.
-
-    For a process of this computer, large parts of them are left in `directory`.
+    """Reads `source` in its own thread and posts items as there is credit. For a process of this computer, large parts
+    are left in `directory`.
     """
 
     def send(batch: list[list[Any]]) -> None:

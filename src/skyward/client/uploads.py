@@ -1,7 +1,6 @@
-"""Large buffers between the client and nodes on other machines: each argument crosses the client's link once.
+"""Large buffers between the client and other machines: each argument crosses the client's link once.
 
-The first node that needs a buffer gets it from here, piece by piece; the next ones get it from those that have it. What
-a node cannot get from its peers it asks for, and gets from here after all.
+The first node gets a buffer from here; the next ones get it from those that have it, or from here after all.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ class _Upload:
 
 
 class Uploads:
-    """Which node has which buffer. Called with the engine's lock held; `failed` is called without it.
-
-    `failed(node, name, error)` says that a node does not get a buffer: calls that wait there for it must end.
+    """Which node has which buffer. Called with the engine's lock held; `failed(node, name, error)` is called without
+    it: calls that wait there must end.
     """
 
     def __init__(
@@ -165,7 +163,7 @@ class Uploads:
             return again
 
     def _is_wanted(self, upload: _Upload) -> bool:
-        """Whether somebody needs it, its node is there, and no later one has taken its place; with the lock held."""
+        """With the lock held."""
         upload.obsolete = self._under_way.get((upload.node, upload.name)) is not upload
         return not upload.obsolete
 
@@ -225,9 +223,7 @@ class Parts:
                 log.debug("and what there is of it stays: %s", why)
 
     def placed(self, named: Blobs) -> tuple[Blobs, str | None]:
-        """Where the blobs of a result lie here, and why one of them is not whole; a node names them, but does not
-        choose where we look.
-        """
+        """Where the blobs of a result are here; a node names them, but does not choose where we look."""
         found: Blobs = {}
         incomplete: str | None = None
         for index, (name, size) in named.items():

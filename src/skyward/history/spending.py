@@ -1,7 +1,4 @@
-"""What pools have cost, by pool and day: from what was kept, from ledgers of pools that run, and from histories.
-
-charges -> cut to days -> rows; nothing here asks a provider
-"""
+"""What pools have cost, by pool and day: kept charges, ledgers of open pools, and histories."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The state of a pool as its events tell it: the one fold that live view, page, commands, history and telemetry read.
+"""The state of a pool as its events tell it: what live view, page, commands, history and telemetry read.
 
-events, one by one --> PoolState.apply --> the state, and which attempts of calls began or ended
-
-Reads no clock and no file. It grows with nodes and running calls, not with calls that are over: readers keep those.
+It grows with nodes and running calls, not with calls that are over.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _MOST_GROUPS = 64
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt of a call; what is below `items` belongs to the page, which draws it."""
+    """What is below `items` belongs to the page."""
 
     id: str
     name: str
@@ -158,7 +156,6 @@ class PoolState:
 
     @property
     def priced(self) -> bool:
-        """Whether its machines have a price, as those of clouds have."""
         return any(hourly is not None for _, hourly in self.rates)
 
     def _begin(self, event: on.CallStarted, now: float) -> tuple[Attempt, ...]:

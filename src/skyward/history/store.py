@@ -51,7 +51,7 @@ class Entry:
 
 
 class Tail:
-    """Reads the events of a file, and later those that were added; an unfinished line is left for later."""
+    """The events of a file, and later those that were added."""
 
     def __init__(self, path: Path) -> None:
         self._tail = journal.Tail(path)
@@ -102,7 +102,6 @@ def find(name: str, root: Path | None = None) -> Entry:
 
 
 def _size_of(folder: Path) -> int:
-    """How many bytes of files lie in a folder."""
     try:
         return sum(each.stat(follow_symlinks=False).st_size for each in os.scandir(folder))
     except OSError:

@@ -1,6 +1,5 @@
-"""A listener that tells OpenTelemetry of a pool: spans of the pool and its calls, figures of calls and nodes.
-
-Where they go is the user's: whatever tracer and meter providers the program has set up. Without any, nothing happens.
+"""A listener for OpenTelemetry: spans of the pool and its calls, metrics of calls and nodes, through the program's
+providers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One node: takes calls from the client, hands them to runners, sends results back. Never runs user code.
 
-      client <==link==> Agent <==sockets, pipes==> runners (forked by the fork server)
+    client <==link==> Agent <==sockets, pipes==> runners (forked by the fork server)
 
-It passes events to `AgentCalls` and carries out the returned actions. Payloads are forwarded as bytes. Results and
-output are kept until the client has acknowledged them, so a lost connection loses nothing.
+It passes events to `AgentCalls` and carries out the returned actions. Results and output are kept until acknowledged.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ class Agent:
                     assert_never(action)
 
     def _do_tell(self, message: Message) -> None:
-        """The end of a call goes after the blobs of its result, or of its items."""
+        """The end of a call goes after the blobs of its result."""
         if isinstance(message, Returned) and message.kept is not None:
             self._blob_cache.keep(message.blobs)
         elif isinstance(message, Returned) and message.blobs:
@@ -232,7 +231,7 @@ class Agent:
             self._on_notice(self._notices.get())
 
     def _take_terms(self, sock: socket.socket, word: dict[str, Any]) -> None:
-        """A run's steward says how long this node lives. A new epoch ends the connection of the driver before."""
+        """A new epoch ends the connection of the driver before."""
         now, before = self._clock(), self._slot.terms.epoch
         deadline = now + word["left"]
         self._slot.take(Terms(now, deadline, ending=word["end"], epoch=word["terms"], serial=word["serial"]))
@@ -248,7 +247,7 @@ class Agent:
         sock.close()
 
     def _fence(self) -> None:
-        """The client had given this node up and may have restarted its calls elsewhere: all of them must end."""
+        """The client gave this node up and may have restarted its calls elsewhere: all of them must end."""
         self._blob_cache.abandon()
         self._shared.fence()
         self._output.fence()
@@ -260,7 +259,6 @@ class Agent:
 
     @handles(Run)
     def _run(self, message: Run) -> None:
-        """A call waits for its blobs."""
         header = message.header
         call = NodeCall(message.id, header, message.buffers)
         needed = header.get("blobs")

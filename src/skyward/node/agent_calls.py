@@ -1,10 +1,7 @@
-"""The calls of one node: which wait, run, or are being stopped, and in which runner.
+"""The calls of one node: which wait, run, or are being stopped, and in which runner. Pure.
 
-No clock, socket, thread or process here: `AgentCalls` gets events and returns actions. What runs is never inferred:
-runners report it, on their status page and in messages.
-
-      client --call, recall, cancel--> AgentCalls --call, recall, cancel--> runner
-      client <--verdict, recalled----- AgentCalls <--verdict, recalled, leaving, status page-- runner
+client --call, recall, cancel--> AgentCalls --call, recall, cancel--> runner
+client <--verdict, recalled----- AgentCalls <--verdict, recalled, leaving, status page-- runner
 """
 
 from __future__ import annotations
@@ -103,7 +100,6 @@ class AgentCalls:
         return self._settled()
 
     def cancel(self, call_id: str, why: str, grace: float, now: float) -> list[Action]:
-        """A call that has just ended is ignored; its result is on the way."""
         self._now = now
         if (call := self.calls.get(call_id)) is not None:
             self._stop(call, "cancel", why, grace)
@@ -246,9 +242,7 @@ class AgentCalls:
         return self._settled()
 
     def audit(self, now: float, killable: bool = True) -> tuple[list[str], list[Action]]:
-        """Finds and repairs states that must not exist; returns descriptions. `killable` says whether kills have an
-        effect.
-        """
+        """Finds and repairs states that must not exist. `killable` says whether kills have an effect."""
         self._now = now
         found = self._audit.look(self.next_pair() is not None, killable, now)
         for name in found:
@@ -348,7 +342,7 @@ class AgentCalls:
             self._step(call, "returned")
 
     def _of(self, name: str, call_id: str) -> NodeCall | None:
-        """None unless that runner has it: a replaced one may still report calls that others have now."""
+        """None unless that runner has it: a replaced one may still report calls."""
         slot = self.slots.get(name)
         return slot.calls.get(call_id) if slot is not None else None
 
@@ -407,7 +401,7 @@ class AgentCalls:
             self._timers.add(self._limit(call), "limit", call)
 
     def _limit(self, call: NodeCall) -> float:
-        """When a call is stopped; before its body starts it has as long as a process has to become ready."""
+        """When a call is stopped; before its body starts it has as long as a process to become ready."""
         timeout = call.about.get("timeout") or 0.0
         if call.entered:
             return call.entered + timeout
@@ -436,9 +430,7 @@ class Audit:
         self._seen: set[str] = set()
 
     def look(self, call_waits: bool, killable: bool, now: float) -> dict[str, str]:
-        """Problems seen now and last time, keyed by runner, "queue" or "spawn". Unkillable processes do not count while
-        the fork server does not answer.
-        """
+        """Problems seen now and last time. Unkillable processes do not count while the fork server does not answer."""
         runners = self._runners
         slots = runners.all.values() if killable else ()
         found = {slot.name: text for slot in slots if (text := runners.overdue(slot, now))}

@@ -36,7 +36,7 @@ _DIALLING = 10.0
 
 
 def run_agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> NoReturn:
-    """Runs the agent and exits; with 0 after the client's `bye`. `slot` tells the keeper of it."""
+    """Exits with 0 after the client's `bye`."""
     code = 1
     try:
         agent = _agent(order, listener, fork_server, slot)

@@ -1,11 +1,8 @@
 """Runner output on its way to the client, with the call that wrote it and the local rank.
 
-      passing ──more than a window unacknowledged──► holding: pipes are not read, so bodies block in print
-         ▲                                            │ for longer than PATIENCE
-         └────────half of a window is free───────── thinning: output is dropped, and the dropped amount is reported
-
-The client acknowledges what its listeners have taken (`ClientToAgent.Taken`), so neither side buffers more than a
-window and a body waits only for a bounded time.
+passing ──more than a window unacknowledged──► holding: pipes are not read, so bodies block in print
+   ▲                                              │ for longer than PATIENCE
+   └────────half of a window is free─────────  thinning: output is dropped, and the amount is reported
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ class OutputRelay:
         self._why = ""
 
     def full(self) -> bool:
-        """Whether runners must hold their output; called once per turn."""
+        """Called once per turn."""
         connected = self.home.connected
         behind = connected and (self._under_way > self.window or self.home.kept_bytes > _KEPT)
         if self._thinning and connected and self._under_way <= self.window // 2 and self.home.kept_bytes <= _KEPT // 2:

@@ -1,6 +1,4 @@
-"""The life of a node's runner processes: starting, serving, leaving, replaced. Pure logic: gets events, returns
-actions.
-"""
+"""The life of a node's runner processes: starting, serving, leaving, replaced. Pure."""
 
 from __future__ import annotations
 
@@ -173,7 +171,7 @@ class RunnerSlots:
         return ""
 
     def _count_failure(self, slot: Slot, status: int, stderr: str, now: float) -> list[Action]:
-        """Gives up after some attempts; a node that has worked before gets more time, unlimited while bodies run."""
+        """A node that has worked before gets more time, unlimited while bodies run."""
         if not self._failures:
             self._failing_since = now
         else:
@@ -197,10 +195,8 @@ class RunnerSlots:
 
 
 def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float | None) -> tuple[NodeCall, Slot] | None:
-    """The next call and the runner with room for it; `mean` is the average duration of calls in seconds.
-
-    A rank of a broadcast goes to its own local rank, in order of arrival. Other calls go to any runner that no earlier
-    broadcast waits for.
+    """The next call and the runner with room for it; `mean` is the average duration of calls in seconds. Ranks of
+    broadcasts keep their order.
     """
     slots, processes = runners.all.values(), runners.processes
     first = next(iter(queue.values()))
@@ -265,7 +261,7 @@ def _roomiest(slots: Iterable[Slot], processes: int, mean: float | None) -> Slot
 
 
 def _overtakes(call: NodeCall, slots: Iterable[Slot]) -> bool:
-    """Whether an earlier call to the same rank is about to come back from a runner that will not begin it."""
+    """Whether an earlier call to the same rank is about to come back."""
     waiting = (c for slot in slots if slot.state != "ready" for c in slot.calls.values() if c.state in UNBEGUN)
     return any(c.place == call.place and c.order < call.order for c in waiting)
 
@@ -366,7 +362,7 @@ _AHEAD_MOST = 32
 
 
 def sent_ahead(mean: float | None, threads: int) -> int:
-    """Calls to queue in a runner beyond those it runs; none if calls are long, so that others may take them."""
+    """Calls to queue in a runner beyond those it runs; none if calls are long."""
     if mean is None or mean > _AHEAD_ONE_SECONDS:
         return 0
     if mean > _AHEAD_SECONDS:

@@ -1,9 +1,9 @@
 """The blobs (large buffers) of a node: arguments from the client or other nodes, results for the client.
 
-      client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...      an argument crosses the client's link once
-      client <--pieces-- node                                            a result, as the link has room for it
+    client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...     an argument crosses the client's link once
+    client <--pieces-- node                                          a result, as the link has room for it
 
-A node on the client's computer shares the client's directory (`shared`), so nothing is sent.
+A node on the client's computer shares the client's directory (`shared`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BlobCache:
             self._take_over()
 
     def _take_over(self) -> None:
-        """Takes over from an agent of this node that died: arguments are reused, results are lost."""
+        """After an agent of this node died: arguments are reused, results are lost."""
         blobs.make_again(self._directory)
         for directory in blobs.directories(self._directory):
             for name in os.listdir(directory):
@@ -90,7 +90,7 @@ class BlobCache:
     # arguments
 
     def take(self, needed: Blobs) -> tuple[dict[str, blobs.Blob], set[str]]:
-        """Paths of a call's blobs, and which are missing; call `drop` when the call has ended."""
+        """Paths of a call's blobs, and which are missing."""
         names = [name for name, _ in needed.values()]
         with self._lock:
             found = {name: self._present.get(name) for name in names}
@@ -127,9 +127,7 @@ class BlobCache:
         self._give_up(name)
 
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
-        """Writes a piece from the client, in order; True when complete. On failure the blob is no longer expected, and
-        the error is raised unless the file was removed meanwhile.
-        """
+        """Writes a piece, in order; True when complete. On failure the blob is no longer expected."""
         with self._lock:
             if self._present.get(name) is not None:
                 return True  # a peer was faster
@@ -313,7 +311,7 @@ class BlobCache:
         self.ship(f"bring {request}", [files], lambda: tell(AgentToClient.Brought(request, files)))
 
     def keep(self, made: Blobs) -> None:
-        """Keeps a result, and gives its blobs their names instead of their paths."""
+        """Keeps a result, and names its blobs instead of their paths."""
         if self.shared:
             return
         with self._lock:
@@ -331,7 +329,7 @@ class BlobCache:
             log.warning("a result that nobody gets cannot be removed: %s", exc)
 
     def ship(self, call: str, values: Sequence[Files], tell: Tell) -> None:
-        """Calls `tell` after the blobs of these values were sent, in order per call."""
+        """Calls `tell` after the blobs were sent, in order per call."""
         found = [(files, paths) for files in values if (paths := files.get("blobs"))]
         if not self.shared and (found or self.shipping(call)):
             sent = deque((path, size, files) for files, paths in found for path, size in paths.values())
@@ -346,7 +344,7 @@ class BlobCache:
         return any(load.call == call for load in self._loads)
 
     def abandon(self) -> None:
-        """New session: the client wants no results of the old one and sends none of the announced blobs."""
+        """A new session: results of the old one are unwanted."""
         for name in list(self._expected):
             self._give_up(name)
         self.forget(list(self._kept))

@@ -1,6 +1,4 @@
-"""Runs a call's body: unpickles, calls, packs the result, streams items. Shares its process with the user: standard
-library and cloudpickle only.
-"""
+"""Runs a call's body: unpickles, calls, packs the result, streams items. Standard library and cloudpickle only."""
 
 from __future__ import annotations
 
@@ -53,7 +51,6 @@ Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
 Hook = tuple[str, Callable[[Any], AbstractContextManager[Any]] | None, Decorate | None]
 """Of a plugin: its name, `around_app` and `decorate`."""
 Ending = partial[Verdict]
-"""Makes the verdict, as soon as it is known how long it took."""
 Send = Callable[[Message], None]
 
 on_failure: list[Callable[[BaseException], None]] = []
@@ -226,7 +223,7 @@ class Bodies:
             raise
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], Blobs, int]:
-        """Pieces of a value, those of them that are large and so in files, and total size."""
+        """Pieces of a value, those in files, and total size."""
         plain = self._packer.pack_simple(value)
         if plain is not None and not plain[1] and len(plain[0]) <= min(limit, blobs.LARGE - 1):
             return [plain[0]], NO_BLOBS, len(plain[0])

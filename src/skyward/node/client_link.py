@@ -120,7 +120,7 @@ class ClientLink:
             self.flush()
 
     def tell_now(self, message: Message) -> None:
-        """Sends at once, so that the link's backlog is known before the next piece is read."""
+        """Sends at once, so that the link's backlog is known."""
         self.tell(message)
         self.flush()
 
@@ -155,9 +155,7 @@ class ClientLink:
 
 
 def hear_link(link: Link, obey: Callable[[list[Raw], list[Any]], None]) -> bool:
-    """Dispatches received messages to `obey`; True if there may be more. An invalid message ends the connection; the
-    rest of the frame is still handled.
-    """
+    """True if there may be more. An invalid message ends the connection; the rest of the frame is still handled."""
     more, error = False, None
     try:
         arrived, more = link.read()
@@ -188,8 +186,8 @@ _SERVING = 1024  # blobs for other nodes, at a time
 
 
 class ClientListener:
-    """Admits connections, each in its own thread, so that a slow or hostile peer delays nobody. Without a TLS
-    `context`, peers are local. `session` is the prefix of this pool's session names.
+    """Admits connections, each in its own thread, so that a slow or hostile peer delays nobody. `session` is the prefix
+    of this pool's session names.
     """
 
     def __init__(
@@ -224,10 +222,8 @@ class ClientListener:
             return None
 
     def free_ports(self, count: int) -> list[int]:
-        """Reserves ports on this node's address for frameworks.
-
-        Bound but not listening, they are never handed out as ephemeral ports, yet a framework may listen on one (both
-        sides set SO_REUSEADDR). Previously reserved ports are released.
+        """Reserves ports on this node's address for frameworks: bound but not listening, so that they are no ephemeral
+        ports, yet a framework may listen (SO_REUSEADDR).
         """
         self.close()
         for _ in range(count):

@@ -1,7 +1,5 @@
 """dask on demand: processes of its scheduler and workers, and the client's end.
 
-      python -m skyward.node.dask_worker        started by the keeper; reads one line of JSON: the order
-
 Workers run user tasks, so they are separate processes. The keeper ends one when its scheduler changes or ends.
 """
 
@@ -144,7 +142,7 @@ def _limit_handshakes() -> None:
 
 @functools.cache
 def _let_clients_reach() -> None:
-    """Makes dask connect through a function; it only knows ports, which other users can reach."""
+    """Makes dask connect through a function; it only knows ports."""
     from distributed.comm import tcp
 
     class ReachingConnector(tcp.TLSConnector):
@@ -247,7 +245,7 @@ def _worker(order: dict[str, Any]) -> Any:
 
 
 def _security(identity: Identity, reach: Reach | None = None) -> Any:
-    """TLS with the pool's certificates; dask itself would write the key to a file briefly."""
+    """dask itself would write the key to a file briefly."""
     from distributed.security import Security
 
     class PoolSecurity(Security):

@@ -1,7 +1,6 @@
 """What a failed body leaves on the GPU: a broken context, or unused memory.
 
-After some GPU errors every later use in the process fails; they are recognised by exception type and text. Shares its
-process with the user: standard library only, and frameworks only if a body has loaded them.
+Broken contexts are recognised by exception type and text. Standard library only; frameworks only if loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ _dead = False
 
 
 def mark(error: BaseException) -> None:
-    """Adds a note that the process is replaced, if the error makes the GPU unusable."""
     global _dead
     for each in _chain(error):
         if (kind := _fatal(each)) is not None:
@@ -54,8 +52,8 @@ def is_dead() -> bool:
 
 
 def clean_up() -> None:
-    """Frees GPU memory after a failed body, and checks that the GPU still works. Call when the body's exception, whose
-    frames hold tensors, is gone. Does not wait for other ranks.
+    """Frees GPU memory and checks that the GPU still works. Call when the exception, whose frames hold tensors, is
+    gone.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -75,7 +73,7 @@ def clean_up() -> None:
 
 
 def _in_group(torch: Any) -> bool:
-    """Whether the GPU may be waiting for other ranks: freeing memory synchronizes with all pending work."""
+    """Whether the GPU may be waiting for other ranks: freeing memory synchronizes."""
     group = getattr(torch, "distributed", None)
     return group is not None and group.is_available() and group.is_initialized() and group.get_world_size() > 1
 

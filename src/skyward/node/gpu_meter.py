@@ -1,7 +1,4 @@
-"""How busy a node's GPUs are, and what is wrong with them, said once: slowed down, lost, or with errors.
-
-readings of all GPUs, once a second ──► GpuHealth.observe ──► sentences for the user
-"""
+"""How busy a node's GPUs are, and what is wrong with them, reported once: slow, lost, or with errors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Which GPUs belong to which node and process, and whether each rank has its own: pure functions.
+"""Which GPUs belong to which node and process: pure functions, which the client uses too.
 
-      GPUs that a machine shows --deal--> its nodes --deal--> their processes
-
-GPUs are named as in CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES): by index, UUID, or UUID of a MIG slice. CUDA shows a
-process at most one slice. The client uses this too, so nothing here asks a driver.
+GPUs are named as in CUDA_VISIBLE_DEVICES: by index, UUID, or UUID of a MIG slice. CUDA shows a process at most one
+slice.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class PoolGpus:
     counts: Mapping[int, int]
     total: int
     conflict: str | None
-    """Why NCCL cannot connect the ranks: some share a GPU. None if it can, or without GPUs."""
+    """Why NCCL cannot connect the ranks: some share a GPU."""
     sharers: Mapping[int, int]
 
 

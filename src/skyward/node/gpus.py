@@ -32,10 +32,8 @@ _PATIENCE = 30.0  # a driver that has to wake eight GPUs takes ten seconds or mo
 
 
 def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
-    """The GPUs and MIG slices that processes on this machine may use now; empty on a CPU node.
-
-    CUDA_VISIBLE_DEVICES (and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES) of `environ` count; it is this process's own
-    environment if left out.
+    """The GPUs and MIG slices that processes on this machine may use now, by `environ` (this process's own if left
+    out).
     """
     return look(environ).gpus
 

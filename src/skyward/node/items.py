@@ -1,4 +1,4 @@
-"""Runs a function on several items as one call: what `pool.map` sends. Runners load it, so it needs little."""
+"""Runs a function on several items as one call: `pool.map`. Runners load it, so it needs little."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _COROUTINE: Any = CoroutineType
 _GENERATORS: tuple[Any, ...] = (GeneratorType, AsyncGeneratorType)
 
 Found = tuple[float, tuple[int, str] | None, list[Any]]
-"""The seconds that a chunk took, how many of its items have failed and the first of these in words, and the results."""
+"""Seconds, how many items have failed and the first of these, and the results."""
 
 
 class EachItem:
-    """A function as it is sent with the chunks of one map: packed once, and unpickled once where it keeps no state.
-
-    With `keep`, an item that fails does not stop the others.
+    """A function as sent with the chunks of one map: packed once. With `keep`, a failed item does not
+    stop the others.
     """
 
     def __init__(self, fn: Callable[[Any], Any], keep: bool = False) -> None:

@@ -2,12 +2,11 @@
 
     SKYWARD_JOIN=... python3 join.py [--file FILE] [--place N] [--stdin]
 
-    joiner ══ TLS ══ client     control: lines of JSON; orders one way, what became of them the other
-    joiner ══ TLS ══ client     one for each program that it runs: input, output and exit code, in frames
-    joiner ───────── client     one for each connection to an agent, which has TLS of its own; begins with a one-time id
+    joiner ══ TLS ══ client    control: lines of JSON
+    joiner ══ TLS ══ client    one per program: input, output and exit code, in frames
+    joiner ───────── client    one per connection to an agent, which has its own TLS; begins with a one-time id
 
-It is the first thing of ours on a machine: one file, the standard library only, any Python from 3.8 on. A second small
-process in a session of its own cleans up when the joiner was killed.
+One file, standard library, any Python from 3.8 on. A second process cleans up if the joiner is killed.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ __all__ = [
 
 
 def start_guard() -> int:
-    """Starts the process that cleans up if the joiner is killed; it learns of programs through this pipe."""
+    """Starts the process that cleans up if the joiner is killed."""
     reads, writes = os.pipe()
     child = os.fork()
     if child:
@@ -172,9 +171,7 @@ def _sent(sock: socket.socket, data: bytes) -> bytes:
 
 
 class Pump:
-    """Copies between a framed TLS connection and files; an empty piece is end of file. One thread serves both ways, as
-    a TLS connection allows only one at a time.
-    """
+    """Copies between a framed TLS connection and files, in one thread: TLS allows one at a time."""
 
     def __init__(self, sock: ssl.SSLSocket, sources: dict[int, int], sinks: dict[int, int]) -> None:
         self._sock, self._sources, self._sinks = sock, dict(sources), dict(sinks)
@@ -186,8 +183,8 @@ class Pump:
             os.set_blocking(fd, False)
 
     def run(self, finish: Callable[[], int] | None = None) -> int | None:
-        """Runs until an exit code comes; None if the connection is lost. With `finish` this side ends: its result is
-        sent as the exit code once all sources have ended.
+        """Runs until an exit code comes; None if the connection is lost. With `finish` this side ends, and its result
+        is sent as the exit code.
         """
         finished = False
         try:
@@ -406,7 +403,7 @@ class _Joiner:
         self._waker.send(b"x")
 
     def _on_notice(self, number: int, frame: Any) -> None:
-        """The scheduler is about to end the job; it may send SIGTERM to all processes, which is not the end yet."""
+        """A scheduler may send SIGTERM to all processes, which is not the end yet."""
         if not self._joined:
             raise Over("it was ended before it had joined")
         self._give_notice(self._grace)
@@ -507,7 +504,6 @@ class _Joiner:
                 self._order(*json.loads(line))
 
     def _wait(self, seconds: float, control: ssl.SSLSocket | None = None) -> None:
-        """Raises Over when standard input ends, and with it our place."""
         if control is not None:
             self._poll.register(control, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         ready = {fd for fd, _ in self._poll.poll(seconds * 1000)}
@@ -543,7 +539,7 @@ class _Joiner:
             self.say("pong")
 
     def _run(self, id: str, argv: list[str], given: dict[str, str], keep: bool) -> None:
-        """Runs in this thread: the program dies with its parent, which for the kernel is a thread."""
+        """In this thread: the program dies with its parent, which for the kernel is a thread."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
         env.update(SKYWARD_JOINER=str(os.getpid()), SKYWARD_NOTICE=self._notice)
         pipe, home = subprocess.PIPE, os.environ.get("HOME", "")

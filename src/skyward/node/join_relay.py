@@ -1,12 +1,10 @@
-"""Where machines and a client meet that cannot reach each other: a small program on a host that both reach.
+"""Where machines and a client meet that cannot reach each other: a program on a host that both reach.
 
     machine ──── TCP ───► relay ◄─── a socket file ─── sshd ◄═══ ssh ═══ client
-                            │  lines of JSON on standard output: who has come
-                            └─ passes bytes on between the two; what they say is encrypted, and not for it
+                            └─ passes on bytes that it cannot read
 
-Run over ssh with its settings as a line of standard input. When that ends, the client is away: whoever comes then is
-sent away, and is not refused, so that machines keep trying. It ends by SIGTERM, or when the lease is over. It needs the
-standard library only, and any Python from 3.8 on.
+Settings come on standard input. When that ends, the client is away, and machines are sent away to try again. It ends by
+SIGTERM, or with the lease. One file, standard library, any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -218,7 +216,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _network(address: str) -> str:
-    """An IPv4 address, or the /64 of an IPv6 one. A copy of node/peers.py: this file stands alone."""
+    """An IPv4 address, or the /64 of an IPv6 one. Copied from node/peers.py: this file stands alone."""
     address = (address[7:] if address.startswith("::ffff:") and "." in address else address).partition("%")[0]
     try:
         return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address

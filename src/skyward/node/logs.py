@@ -211,7 +211,6 @@ def install_warnings() -> None:
 
 
 def apply_filters(filters: list[Filter]) -> None:
-    """Applies the client's filters after those set by code here."""
     global _applied_filters, _told
     filters = [cast("Filter", tuple(entry)) for entry in filters]  # they may have come as JSON
     if filters == _told:

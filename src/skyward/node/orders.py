@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 SCARCE = 71
-"""The status of a runner that could not be started since the machine has too many processes, or too little memory."""
+"""The status of a runner that could not be started: too many processes, or too little memory."""
 
 UNANSWERED = 4
-"""The status of an agent that ends since the fork server does not answer."""
+"""The status of an agent that ends because the fork server does not answer."""
 
 Signed = Annotated[int, Within(-(1 << 63), (1 << 63) - 1)]
 

@@ -31,7 +31,7 @@ class Waiting:
 
 
 class WaitingPeers:
-    """Thread-safe. When there are too many, the oldest of the network with most is dropped."""
+    """Thread-safe. When full, drops the oldest of the network with most."""
 
     def __init__(self, most: int, per_network: int) -> None:
         self._most, self._per_network = most, per_network

@@ -1,6 +1,4 @@
-"""Processes that a body left behind. A runner is a "subreaper": it adopts orphans, so nothing escapes by
-forking twice.
-"""
+"""Processes that a body left behind. A runner is a "subreaper": it adopts orphans."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Every message between client, agent and runner: who sends it to whom, its fields, and what it means.
 
-    client ──ClientToAgent──► agent ──AgentToRunner──► runner        frames of messages (transport/frames.py)
-           ◄─AgentToClient──        ◄─RunnerToAgent──
+    client ──ClientToAgent──► agent ──AgentToRunner──► runner
+           ◄─AgentToClient──       ◄─RunnerToAgent──
 
-The messages by which processes are started and ended are in `node/orders.py`.
-
-A class here is one direction of a link, and each class in it is one kind of message (`transport/codec.py`).
+A class is one direction of a link, and each class in it is one kind of message (`transport/codec.py`).
 """
 
 from __future__ import annotations
@@ -33,11 +31,9 @@ Code = Annotated[int, Within(-(1 << 31), 1 << 31)]
 Port = Annotated[int, Within(1, (1 << 16) - 1)]
 OneBuffer = Annotated[Buffers, Length(1, 1)]
 Blobs = dict[str, tuple[str, int]]
-"""Those buffers of a value that are in files: path or name, and size, by the index of the buffer."""
+"""The buffers of a value that are in files, by index: path or name, and size."""
 NO_BLOBS: Blobs = {}
-"""Never changed: it is the default of many."""
 CodeFrames = list[tuple[str, int, str]]
-"""File, line and function of each."""
 
 
 class Files(TypedDict):
@@ -51,11 +47,10 @@ class Facts(TypedDict):
     """What bodies have done in their group so far."""
 
     collectives: NotRequired[int | None]
-    """How many were entered."""
     shards: NotRequired[dict[str, Annotated[list[int], Length(0, 3)]]]
     """Uneven ones, by broadcast: length of the whole, number of parts, length of the part."""
     threads: NotRequired[list[CodeFrames | None]]
-    """The frames of every thread beside the body's, where a process runs one body at a time."""
+    """The frames of every other thread, where a process runs one body at a time."""
 
 
 class Body(TypedDict):
@@ -97,7 +92,7 @@ class FileAnswer(TypedDict):
 
 
 def output_cost(size: int) -> int:
-    """How much a piece of output counts while it is under way: it takes memory beside its bytes."""
+    """Small pieces take memory beside their bytes."""
     return size + 256
 
 
@@ -115,13 +110,11 @@ class Verdict(Message, kw_only=True):
 
     id: str
     seconds: Annotated[Seconds | None, Wire("s")] = None
-    """How long the body ran; None if it has not begun."""
+    """None if it has not begun."""
     group: bool = False
-    """Whether its process belongs to a group."""
     replaced: bool = False
     """Whether its process is replaced: a group may be broken."""
     place: int = 0
-    """The local rank of its process."""
 
 
 class Returned(Verdict, kw_only=True, kind="done"):
@@ -165,7 +158,6 @@ class Crashed(Verdict, kw_only=True):
     stderr: str
     oom: bool
     shared: Code
-    """How many other bodies ran in the process."""
 
 
 class TimedOut(Verdict, kw_only=True, kind="timeout"):
@@ -442,31 +434,27 @@ class RunnerToAgent(Direction):
 
 
 class Header(TypedDict):
-    """What is known of a call besides its function and arguments."""
-
     name: str
     fn: str
-    """A digest of the function, if it may be kept; else empty."""
+    """A digest, if the function may be kept."""
     split: int
-    """How many buffers the function has; the others are of the arguments."""
+    """How many buffers the function has."""
     attempt: int
     timeout: NotRequired[float | None]
     streams: NotRequired[list[str]]
-    """Arguments that come as streams: a number, or a name."""
+    """Arguments that are streams: a number, or a name."""
     blobs: NotRequired[Blobs]
     refs: NotRequired[dict[str, tuple[int, int]]]
-    """Objects that stay, by key: the first of their buffers, and how many there are."""
+    """By key: the first of their buffers, and how many."""
     keep: NotRequired[str]
     """The key under which the result stays on its node."""
     each: NotRequired[bool]
     """Whether it is a part of a map that keeps exceptions."""
     log: NotRequired[LogSettings]
     gang: NotRequired[str]
-    """The broadcast that it belongs to."""
     place: NotRequired[int]
-    """The local rank that runs it."""
     ahead: NotRequired[bool]
-    """Whether another call runs in the process: the agent says so."""
+    """Set by the agent: another call runs in the process."""
 
 
 class Run(Message, kind="call"):

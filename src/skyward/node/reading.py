@@ -1,10 +1,8 @@
 """Who reads a runner's socket: its main thread while it is idle, a helper thread once a body takes longer.
 
-    main    idle: reads, one wake-up for a call ──► body ──► reads again
-    helper  sleeps; looks after each tick whether a body has run that long, and reads then, for messages to it
-            ──► main waits for calls of the helper's; with the next message it gets the socket back
-
-No thread, socket or clock here: each method of `Turn` is one step, and what it returns is to be done.
+One thread alone costs one wake-up per call. After each tick the helper checks whether a body has run that long, and
+reads then; with the next message it gives the socket back. Pure: each method of `Turn` is one step, and returns what to
+do.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ class Turn:
     # the main thread
 
     def begin(self) -> bool:
-        """A body begins; whether the helper must be woken, to look at it later."""
+        """Whether the helper must be woken, to look at it later."""
         with self._lock:
             self.running, self._waits = True, False
             self._body += 1
@@ -37,14 +35,14 @@ class Turn:
             return woken
 
     def may_read(self) -> bool:
-        """No body runs, and none is known; False if the helper reads, and hands over what it hears."""
+        """False if a body runs or the helper reads."""
         with self._lock:
             self.running = self._hurries = False
             self._waits = self.helps
             return not self.helps
 
     def hurry(self) -> bool:
-        """The body has sent something, and may wait for the answer; whether the helper must be woken."""
+        """The body may wait for an answer; whether the helper must be woken."""
         with self._lock:
             self._hurries = self.running and not self.helps
             self._rests = self._rests and not self._hurries
@@ -53,7 +51,7 @@ class Turn:
     # the helper
 
     def look(self) -> Literal["read", "rest", "again"]:
-        """What to do after a tick, or when it was woken."""
+        """What to do after a tick, or when woken."""
         with self._lock:
             unchanged, self._seen = self._body == self._seen, self._body
             if self.running:
@@ -63,7 +61,7 @@ class Turn:
             return "rest" if unchanged else "again"
 
     def hand_back(self) -> bool:
-        """A message was heard; whether the main thread reads from now on, and must be woken."""
+        """Whether the main thread reads from now on, and must be woken."""
         with self._lock:
             if not self._waits:
                 return False

@@ -1,8 +1,8 @@
 """The process in which user code runs: enters the plugins' hooks once, then executes calls.
 
-      agent --socket--> main thread, or a helper during bodies (see reading.py) --> queue --> body
-      agent <--socket------------------------------ result, exception, stream items
-      agent <--pipes------------------------------- whatever is written to file descriptors 1 and 2
+    agent --socket--> main thread, or a helper during bodies (see reading.py) --> queue --> body
+    agent <--socket------------------------------ result, exception, stream items
+    agent <--pipes------------------------------- file descriptors 1 and 2
 
 Shares its process with the user: standard library and cloudpickle only.
 """
@@ -156,7 +156,6 @@ class Runner:
                 yield from split(batch, buffers)
 
     def _read(self) -> None:
-        """Waits for a message and does what it says; exits when the agent is gone."""
         try:
             self._receiver.hear(*next(self._incoming))
             return
@@ -220,7 +219,7 @@ class Runner:
 
     @handles(AgentToRunner.Cancel)
     def _cancel(self, message: AgentToRunner.Cancel) -> None:
-        """Gives back a waiting call; interrupts a running one, after which no other starts in this process."""
+        """Gives back a waiting call; interrupts a running one, after which no other starts here."""
         with self._lock:
             call, given = self._calls.cancel(message.id)
             if call is not None:
@@ -467,7 +466,7 @@ def raise_in_thread(thread: int, kind: type[BaseException] | None) -> None:
 
 
 def keep_handler_out_of_children() -> None:
-    """Restores the default SIGTERM in forked children; with our handler they would not end."""
+    """With our SIGTERM handler, forked children would not end."""
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
         after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),

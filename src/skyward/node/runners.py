@@ -1,8 +1,4 @@
-"""The runner processes of one node: forked by the fork server, reached over sockets and pipes.
-
-It starts, reaches and ends them, and calls nobody: functions registered with the selector return events. What those
-mean is the agent's business.
-"""
+"""The runner processes of one node: forked by the fork server, reached over sockets and pipes."""
 
 from __future__ import annotations
 
@@ -206,7 +202,7 @@ class Runners:
     def __init__(self, selector: selectors.BaseSelector, fork_server: socket.socket) -> None:
         self._selector, self._fork_server = selector, fork_server
         self.full = False
-        """Whether output stays in the pipes because the client does not keep up."""
+        """Whether output stays in the pipes: the client does not keep up."""
         self._processes: dict[str, RunnerProcess] = {}
         self._unsent: dict[str, RunnerProcess] = {}
         self._receiver = Receiver(ForkServerToAgent, self)

@@ -27,7 +27,7 @@ Limit = Annotated[float, Within(0, math.inf)]
 
 
 class Refused(ConnectionError):
-    """An agent does not take this connection, and says why; asking again does not help."""
+    """Asking again does not help."""
 
 
 class FoundGpu(TypedDict):
@@ -45,12 +45,11 @@ class Greeting(TypedDict, total=False):
     """To another agent, nothing but the first four."""
 
     incarnation: str
-    """Which agent it is: one that was started again has another."""
     session: str
     received: int
     """The number of the last frame that has come."""
     unread: int
-    """How often in a row the next frame was one that cannot be read."""
+    """How often in a row the next frame could not be read."""
     node: int
     python: list[int]
     path: list[str]

@@ -1,8 +1,6 @@
 """The stack of a runner's thread, taken from outside: the agent signals the thread, and C code writes it.
 
-      agent --signal--> thread of a body --faulthandler--> end of the status page --> agent
-
-Works without the GIL, so also inside C code or a collective, unless the body has replaced or blocked our signal.
+Works without the GIL, also inside C code or a collective, unless the body blocks our signal.
 """
 
 from __future__ import annotations

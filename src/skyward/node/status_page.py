@@ -1,11 +1,10 @@
 """A runner's status page: shared memory in which each of its threads records what it runs.
 
-      entry = version (u64) | began (f64, monotonic clock) | entered (f64) | call id (12 bytes) | id of the thread (u32)
-      after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
+    entry = version (u64) | began (f64, monotonic clock) | entered (f64) | call id (12 bytes) | id of the thread (u32)
+    after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
 
-Written before a body starts, and survives the process, so after a crash the agent knows which calls had begun, without
-a message per call. A call begins before function and arguments are unpickled, which runs user code; it enters its body
-when the function is called, recorded only for calls with a timeout, else 0. An odd or changing version marks a write in
+It survives the process, so after a crash the agent knows which calls had begun. A call begins before it is unpickled,
+which runs user code; `entered` is recorded for calls with a timeout only. An odd or changing version marks a write in
 progress.
 """
 
@@ -53,7 +52,7 @@ class StatusPage:
         _VERSION.pack_into(self._map, at, version)
 
     def read(self) -> list[tuple[str, float, float]]:
-        """Each thread's latest call, when it began, and when it entered its body (or 0); it may have ended."""
+        """Each thread's latest call, when it began, and when it entered its body (or 0)."""
         return [(call_id, began, entered) for call_id, began, entered, _ in self._entries()]
 
     def native_ids(self) -> dict[str, int]:

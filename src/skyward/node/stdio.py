@@ -1,10 +1,9 @@
 """sys.stdout and sys.stderr of a process that runs calls.
 
     print ──► CallStream ──► the call's route: a callback, or silence
-                     └─► no route: fd 1, or (calls in threads) the runner's emit
+                       └─► no route: fd 1, or (calls in threads) the runner's emit
 
-A process that runs one call at a time has one set of routes, and silence covers the file descriptor too, so that C code
-and subprocesses are silent as well. Where calls share a process, routes belong to contexts: neighbours stay audible.
+With one call at a time, silence covers the file descriptor too. Where calls share a process, routes belong to contexts.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
 def install(*, threads: bool, emit: Emit | None = None) -> None:
-    """Route sys.stdout and sys.stderr of this process; the runner does it once, before the first call.
-
-    With `threads` routes belong to contexts, which new threads inherit, and text goes to `emit(stream, text, call id)`.
+    """The runner does it once. With `threads` routes belong to contexts, which new threads inherit, and text goes to
+    `emit(stream, text, call id)`.
     """
     if not _installed:
         os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
@@ -133,7 +131,7 @@ class CallbackWriter(io.TextIOBase):
 
 
 class Route(AbstractContextManager[None]):
-    """A way for the text of some streams, in force while entered: to a sink, or (None) to nowhere."""
+    """A route for the text of some streams, while entered: to a sink, or (None) to nowhere."""
 
     def __init__(self, streams: tuple[Stream, ...], sink: CallbackWriter | None) -> None:
         self.streams, self.sink, self.call = streams, sink, current_call()
@@ -223,7 +221,7 @@ class CallStream(io.TextIOBase):
             self._send((get_ident(), current_call()))
 
     def end_call(self) -> None:
-        """Send on all that the current call left unfinished, and end the routes that its threads still hold."""
+        """Sends what the current call left unfinished, and ends the routes of its threads."""
         call = current_call()
         if self._routes and call is not None:
             with self._lock:
@@ -243,11 +241,11 @@ class CallStream(io.TextIOBase):
             self._set_routes(tuple(other for other in self._get_routes() if other is not route))
 
     def before_fork(self) -> None:
-        """Leave no text in the buffer that a forked child would write a second time."""
+        """A forked child would write buffered text a second time."""
         self._real.flush()
 
     def after_fork(self) -> None:
-        """In a forked child, which has no runner: write to the descriptor itself."""
+        """A forked child has no runner: it writes to the descriptor itself."""
         self._emit, self._lock = None, threading.RLock()
         self._partial.clear()
 
@@ -268,7 +266,7 @@ class CallStream(io.TextIOBase):
         return True
 
     def reconfigure(self, **options: object) -> None:
-        """Accepted and ignored: this stream is UTF-8 and goes line by line whatever is asked."""
+        """Ignored: this stream is UTF-8 and goes line by line."""
 
     def close(self) -> None:
         self.flush()  # the process goes on, and so does its output
@@ -382,7 +380,7 @@ def _after_fork() -> None:
 
 
 def _let_threads_inherit() -> None:
-    """Start every thread in a copy of its starter's context, so that it belongs to the same call."""
+    """Starts every thread in a copy of its starter's context."""
     start = threading.Thread.start
     if start.__module__ == __name__:
         return

@@ -1,5 +1,5 @@
-"""accelerate and the Trainer in a process that runs many calls: accelerate is reset for each call, knows groups of
-CPUs, and does not silently train without a group.
+"""accelerate and the Trainer in a process that runs many calls: reset for each call, with groups of CPUs, and no silent
+training without a group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from skyward.api.info import InstanceInfo, current_broadcast
 __all__ = ["around_call", "variables"]
 
 _LOOK = 1.0
-"""Seconds between two checks of accelerate's state."""
 _told = False
 _lock = threading.Lock()
 _calls = 0
@@ -24,9 +23,8 @@ _inside: ContextVar[bool] = ContextVar("skyward_accelerate", default=False)
 
 
 def variables(torch: Any, info: InstanceInfo) -> dict[str, str]:
-    """Variables for a node without accelerators: otherwise accelerate treats each rank as a separate program.
-
-    Where ranks share a GPU, the group uses gloo; accelerate would assume NCCL and fail.
+    """Without them, accelerate treats each rank of a CPU node as a separate program, and assumes NCCL where ranks share
+    a GPU.
     """
     if info.gpu_conflict is not None:
         return {"ACCELERATE_USE_CPU": "true"}
@@ -64,7 +62,7 @@ def around_call(info: InstanceInfo) -> Generator[None]:
 
 
 class _Unheld:
-    """A class without instances: the number of references to its dictionary depends on the Python version."""
+    """Without instances: the number of references to its dictionary depends on the Python version."""
 
     shared_state: ClassVar[dict[str, Any]] = {}
 

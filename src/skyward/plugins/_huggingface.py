@@ -1,6 +1,4 @@
-"""Hugging Face: packages, a login, and a group for the Trainer. The token reaches nodes in the plugins' payload and
-stays in memory.
-"""
+"""Hugging Face: packages, a login, and a group for the Trainer."""
 
 from __future__ import annotations
 

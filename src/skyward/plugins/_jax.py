@@ -1,4 +1,4 @@
-"""JAX over the ranks of a pool: packages for its accelerator, one distributed runtime, one mesh of all devices."""
+"""JAX over the ranks of a pool: packages, one distributed runtime, one mesh of all devices."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
 def decorated() -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @corrects_call("sky.integrations.jax")
 def decorated(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
-    """Forms JAX's distributed runtime over all nodes before the body `fn` starts, once per process."""
+    """Forms JAX's distributed runtime before the body `fn` starts, once per process."""
     return partial(within, enter=_around_call, name="jax") if fn is None else within(fn, _around_call, "jax")
 
 

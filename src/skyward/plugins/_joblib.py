@@ -99,8 +99,8 @@ def joblib_backend(pool: T, *, max_inflight: int | None = None, progress: bool =
 
 
 def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> Image:
-    """Adds the packages that the image does not name yet. numpy and scipy are pinned to this computer's versions, since
-    arrays travel both ways, unless a `version` was requested, which may need others.
+    """Adds the packages that the image does not name. numpy and scipy are pinned to this computer's versions, since
+    arrays travel, unless a `version` was requested.
     """
     if find_spec("joblib") is None:
         raise _no_joblib()  # before machines are launched
@@ -234,9 +234,8 @@ class Lacking:
 
 
 class Tasks:
-    """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do.
-
-    `paths` are those of packages added to the pool; with None a missing module raises its error.
+    """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do. `paths`
+    are those of packages added to the pool.
     """
 
     def __init__(
@@ -278,7 +277,7 @@ def _kept(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
 
 
 class _Pickler(Pickler):
-    """Pickles warning classes by name: scikit-learn sends the client's filters with each call."""
+    """Pickles warning classes by name: scikit-learn sends the client's filters."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ not in ("builtins", "__main__"):

@@ -1,11 +1,9 @@
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The joblib backend. Only this file imports joblib at its top, and only `_joblib` imports this file.
 
-      joblib's thread   submit -> waiting -> at most `n_jobs` batches on the pool
-      engine's thread   a batch is done -> queue
-      our thread        queue -> joblib's callback: takes the result, reads the user's iterator, submits more
-
-No user code runs in the engine's thread, which reads all links: an iterator of tasks may block.
+joblib's thread    submit -> waiting -> at most `n_jobs` batches on the pool
+engine's thread    a batch is done -> queue
+our thread         queue -> joblib's callback: takes the result, reads the user's iterator, submits more
 """
 
 from __future__ import annotations
@@ -55,9 +53,8 @@ _SETTINGS = {"temp_folder", "max_nbytes", "mmap_mode", "prefer", "require", "ver
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
-    """Sends joblib's batches to the given pool, or to the one opened last.
-
-    The instance in joblib's configuration sends nothing: each Parallel gets a copy with its own batch sizes and calls.
+    """Sends joblib's batches to the given pool, or the one opened last. Each Parallel gets a copy of the configured
+    instance.
     """
 
     # A round trip costs well under a millisecond here, so batches can be shorter than those of a process pool.
@@ -116,7 +113,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
     def compute_batch_size(self) -> int:
-        """joblib's doubling of the batch size would take many rounds for very short calls."""
+        """joblib's doubling would take many rounds for very short calls."""
         if 0 < self._smoothed_batch_duration < self.MIN_IDEAL_BATCH_DURATION / _STEP:
             self._effective_batch_size *= _STEP // 2
             self._smoothed_batch_duration *= _STEP // 2
@@ -296,7 +293,7 @@ _defaults_lock = threading.Lock()
 
 @contextmanager
 def default_for_threads(backend: SkywardBackend) -> Generator[None]:
-    """Makes `backend` the default of all threads: `parallel_config` covers only its own thread."""
+    """`parallel_config` covers only its own thread."""
     # Not register_parallel_backend(make_default=True): what prefers threads, as random forests do, would stay here.
     with _defaults_lock:
         _defaults.append(backend)
@@ -314,7 +311,7 @@ def _set_default(backend: Any) -> None:
 
 
 class _Elsewhere(int):
-    """A number of workers that never equals 1: joblib would run a single worker's calls in this process."""
+    """A number of workers that never equals 1: joblib would run a single worker's calls here."""
 
     def __eq__(self, other: object) -> bool:
         return int(self) != 1 and super().__eq__(other)

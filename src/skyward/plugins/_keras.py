@@ -1,11 +1,11 @@
 """Keras 3: sets its backend before anything imports it; on JAX all nodes train one model.
 
-                plugin, one node     plugin, several nodes                       decorator, several nodes
-jax             backend              + JAX's group, DataParallel, equal seeds    the same
-torch           backend              backend                                     + torch's process group
-tensorflow      backend              backend                                     + TF_CONFIG
+                 plugin, one node    plugin, several nodes                     decorator, several nodes
+    jax          backend             + JAX's group, DataParallel, equal seeds  the same
+    torch        backend             backend                                   + torch's process group
+    tensorflow   backend             backend                                   + TF_CONFIG
 
-The distribution applies to broadcasts. A call on one node trains alone: the others would never join it.
+The distribution applies to broadcasts: a call on one node trains alone.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
 
 @contextmanager
 def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Generator[None]:
-    """Sets the backend for this process; with JAX on several nodes also its group and one distribution over all
-    devices.
-    """
+    """With JAX on several nodes also its group and one distribution over all devices."""
     claim(backend)
     if backend != "jax" or info.world_size < 2:
         yield
@@ -164,7 +162,7 @@ def _decorated(fn: Callable[P, R], backend: Backend, seed: int | None) -> Callab
 
 
 class _Claim:
-    """Sets the backend when unpickled on a node: keras may be a global of the body."""
+    """Unpickled on a node before the body, of which keras may be a global."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend
@@ -226,7 +224,7 @@ def _distribute(seed: int | None) -> None:
 
 
 def _seed_all(keras: Any, seed: int) -> None:
-    """Like `keras.utils.set_random_seed`, but does not import TensorFlow; see `_LateSeed`."""
+    """Like `keras.utils.set_random_seed`, without importing TensorFlow."""
     plain: Any = keras.utils.set_random_seed
     if "tensorflow" not in sys.modules:
         _late_seed.seed = seed

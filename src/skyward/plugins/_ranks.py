@@ -1,4 +1,4 @@
-"""What the plugins of frameworks know of a rank: what messages call it, which GPUs it sees, and what is said once."""
+"""What the plugins of frameworks know of a rank: its name in messages, its GPUs, its group."""
 
 from __future__ import annotations
 
@@ -76,10 +76,7 @@ def say(info: InstanceInfo, text: str) -> None:
 
 
 def show_node_gpus(info: InstanceInfo) -> None:
-    """Makes all GPUs of the node visible to this process, as torchrun does: its own has the index of its local rank.
-
-    Otherwise a process sees only its own GPUs. CUDA reads the variable once, on first use.
-    """
+    """Makes all GPUs of the node visible, as torchrun does. CUDA reads the variable once, on first use."""
     if info.local_world_size > 1 and _has_own_card(info):
         os.environ[_variable()] = ",".join(info.node_gpus)
 
@@ -144,10 +141,8 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a group meet, and how long they wait for each other.
-
-    `group` is its name in messages. `port` was chosen when the runners were created, so runners of an earlier setup
-    meet elsewhere. `option` is the user's parameter for the timeout, if there is one.
+    """Where the ranks of a group meet, and how long they wait. `port` was chosen when the runners were created, so
+    runners of an earlier setup meet elsewhere. `option` is the user's parameter for the timeout.
     """
 
     group: str
@@ -157,7 +152,7 @@ class Rendezvous:
     option: str = ""
 
     def meet(self, value: Any = None) -> Any:
-        """Waits for all ranks; returns rank 0's `value`, which must be JSON-serializable."""
+        """Waits for all ranks; returns rank 0's `value` (JSON)."""
         require_peers(self.info)
         if self.info.world_size < 2:
             return value
@@ -225,7 +220,7 @@ def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
 
 
 def unpickled_first(fn: Callable[P, R], name: str, value: object) -> Callable[P, R]:
-    """Adds an attribute that is unpickled on the node before the body's globals, such as modules."""
+    """Adds an attribute that is unpickled before the body's globals."""
     # cloudpickle restores a function's attributes before its globals and its closure, in their order; what wraps it
     # further takes them over in the same order.
     attributes = vars(fn).copy()

@@ -1,7 +1,7 @@
 """PyTorch: wheels that fit the accelerator, and a process group over all ranks.
 
-sky.plugins.torch()         one group for the life of the pool's runners, formed on all ranks while the pool opens
-@sky.integrations.torch     one group for each call, formed when it starts; none of its own where the plugin has one
+`sky.plugins.torch()` forms one group for the life of the pool's runners, `@sky.integrations.torch` one for each call,
+unless the plugin has one.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ def _check_group(backend: object, timeout: object) -> None:
 
 @contextmanager
 def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) -> Generator[None]:
-    """The group of a runner's whole life; for a single rank only if the user set `processes_per_node`, as torchrun
-    does.
-    """
+    """For a single rank only if the user set `processes_per_node`, as torchrun does."""
     if info.world_size < 2 and not info.processes_given:
         yield
         return
@@ -261,7 +259,7 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
 
 @contextmanager
 def _kept(dist: Any) -> Generator[None]:
-    """Keeps a reference to the body's group until the block ends: dropping it too early can hang, see below."""
+    """Keeps a reference to the body's group: dropping it too early can hang, see below."""
     groups: list[Any] = []
     done = threading.Event()
 

@@ -1,7 +1,7 @@
 """Programs that form their own torch group: in a body, `init_process_group` uses the ranks of the pool.
 
-If the pool already has a group, the program gets that one; with another backend or timeout it gets its own, over the
-pool's store. A group that a program has destroyed is formed again before the next broadcast.
+The program gets the pool's group; with another backend or timeout its own, over the pool's store. A destroyed group is
+formed again before the next broadcast.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OwnGroups:
         self._kept: list[Any] = []  # a group that is let go of too early can hang, see `end_group`
 
     def begin(self, group: Any, prefix: str) -> None:
-        """Sets the pool's group. `prefix` must be new: leftovers in a store confuse the next group."""
+        """`prefix` must be new: leftovers in a store confuse the next group."""
         self._pools, self._prefix, self._count = group, prefix, 0
         time.sleep(LETTING_GO if self._kept else 0)
         self._kept.clear()
@@ -122,7 +122,7 @@ class OwnGroups:
 
 
 def replace_init(dist: Any) -> None:
-    """Patches `init_process_group` in this process. Bodies must be unpickled after that."""
+    """Bodies must be unpickled after that."""
     real = dist.init_process_group
     if hasattr(real, _MARK):
         return
@@ -139,7 +139,7 @@ def replace_init(dist: Any) -> None:
 
 
 class ReplacesInit:
-    """Calls `replace_init` when unpickled on a node: `init_process_group` may be a global of the body."""
+    """Calls `replace_init` when unpickled on a node."""
 
     def __reduce__(self) -> Any:
         return _replaced, ()
@@ -155,7 +155,7 @@ def _replaced() -> ReplacesInit:
 
 
 def await_ranks(store: Any, prefix: str, info: InstanceInfo, seconds: float, purpose: str) -> None:
-    """Waits for all ranks in short steps: torch itself cannot be interrupted while it waits."""
+    """In short steps: torch itself cannot be interrupted."""
     keys = [f"{prefix}/here/{rank}" for rank in range(info.world_size)]
     own = keys[info.rank]
     store.set(own, "1")
@@ -204,9 +204,8 @@ _offered: list[OwnGroups] = []
 
 
 def new_store(dist: Any, info: InstanceInfo, timeout: float, port: int = 0) -> Any:
-    """A new store shared by all ranks; leftovers in a used one would confuse the next group.
-
-    Waits for all ranks, at most `timeout` seconds. `port` is for torch's own store; 0 picks a free one.
+    """A new store shared by all ranks: leftovers in a used one would confuse the next group. `port` is for torch's own
+    store; 0 picks a free one.
     """
     rendezvous = Rendezvous("the torch group", info, info.ports["torch"], timeout, "timeout")
     limit = timedelta(seconds=timeout)
@@ -280,7 +279,7 @@ def use_own_gpu(info: InstanceInfo) -> None:
 
 @contextmanager
 def on_own_gpu(info: InstanceInfo) -> Generator[None]:
-    """Makes this rank's GPU current, which torch stores per thread."""
+    """torch stores the current GPU per thread."""
     use_own_gpu(info)
     yield
 
@@ -290,7 +289,7 @@ def _finds_cuda() -> bool:
 
 
 def _voted_backend(info: InstanceInfo, store: Any, found: bool) -> Backend:
-    """NCCL only if torch finds a GPU on every rank: a CPU wheel or an old driver on one decides for all."""
+    """NCCL only if torch finds a GPU on every rank."""
     votes = [f"skyward/cuda/{rank}" for rank in range(info.world_size)]
     store.set(votes[info.rank], "1" if found else "0")
     without = [rank for rank, vote in enumerate(store.multi_get(votes)) if vote == b"0"]
@@ -370,9 +369,8 @@ def entered(dist: Any) -> int:
 
 
 def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:
-    """Explains an error of a collective; False if it is not one.
-
-    An error that only echoes another node's failure waits briefly, so that the cause is reported first.
+    """False if it is no error of a collective. An error that only echoes another node's failure waits briefly, so that
+    the cause is reported first.
     """
     if _PEER_GONE.search(str(exc)):
         explain_lost_peer(exc, info, "its torch group")

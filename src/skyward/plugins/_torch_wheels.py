@@ -1,4 +1,4 @@
-"""Chooses PyTorch wheels for an image: the user's pins decide, and index and companion packages follow."""
+"""Chooses PyTorch wheels for an image: the user's pins decide."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ def requirement(name: str, version: object) -> str:
 
 
 def with_wheels(image: Image, cluster: Cluster, *, pip: Sequence[str], cuda: str) -> Image:
-    """The image with these packages from the index with wheels for the accelerator and version.
-
-    If the user's pip or uv has a private source for them, such as a mirror, they come from there.
-    """
+    """These packages come from the index for the accelerator and version, or from the user's private source."""
     own = list(_parsed(image.pip))
     added = [entry for entry in map(Requirement, pip) if _is_missing(entry, own)]
     asked = [*own, *added]

@@ -1,7 +1,4 @@
-"""Ends an open pool when its budget is spent, and keeps its nodes informed of when that is.
-
-Nodes end by themselves at that time. The pool closes a little earlier, so that nothing is cut off that could be closed.
-"""
+"""Ends an open pool when its budget is spent, a little before its nodes end by themselves."""
 
 from __future__ import annotations
 
@@ -23,12 +20,11 @@ _LOOK = 1.0
 
 
 def draining(length: float) -> float:
-    """How many seconds before the end bodies are told: a quarter of a short time."""
+    """How many seconds before the end bodies are told."""
     return min(_DRAIN, length / 4)
 
 
 def of_budget(budget: float | None, prices: Sequence[tuple[float, float]]) -> str:
-    """The line of a receipt that says how much of its budget a pool has spent."""
     if budget is None:
         return ""
     used = spent(prices, time.time()) or 0.0
@@ -36,7 +32,7 @@ def of_budget(budget: float | None, prices: Sequence[tuple[float, float]]) -> st
 
 
 class BudgetWatch:
-    """`tell` passes on to all nodes: a number that grows, the seconds that are left, and when bodies are told."""
+    """`tell` gets a number that grows, the seconds left, and when bodies are told."""
 
     def __init__(
         self,

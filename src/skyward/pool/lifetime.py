@@ -1,7 +1,6 @@
-"""Pools that nobody closes: one that is dropped is closed in the background, the others when the interpreter ends.
+"""Closes pools that nobody closes: a dropped one in the background, the others when the interpreter ends.
 
-What a pool's own threads and its closing hold of it is a `Reference`, which is weak: otherwise no pool would ever be
-found to be dropped.
+The pool's own threads refer to it weakly: otherwise it would never be dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Reference(Generic[T]):
         self.renew(target)
 
     def renew(self, target: T) -> None:
-        """Refers to the object again: the garbage collector clears references before it calls `__del__`."""
+        """The garbage collector clears references before it calls `__del__`."""
         self._target = weakref.ref(target)
 
     def call(self, method: Callable[Concatenate[T, P], None]) -> Callable[P, None]:
@@ -91,7 +90,7 @@ _guarding = threading.Lock()
 
 
 def check_threads() -> None:
-    """Raises if the interpreter is so near its end that it starts no more threads, before anything else is started."""
+    """Raises if the interpreter is so near its end that it starts no more threads."""
     try:
         threading.Thread(target=int, daemon=True).start()
     except RuntimeError as exc:
@@ -121,9 +120,8 @@ def no_core_dumps() -> Generator[None]:
 
 
 def begin(pool: Closable, after_fork: Callable[[], None]) -> int:
-    """Has a pool closed when the interpreter ends, before whatever was there when it was opened; a number for `end`.
-
-    `after_fork` is called in forked children, which have nothing to close.
+    """Closes a pool when the interpreter ends, before whatever was there when it was opened; a number for `end`.
+    `after_fork` is called in forked children.
     """
     number = next(_count)
     _open[number] = pool
@@ -186,7 +184,7 @@ def _close_all() -> None:
 
 
 def _hush_threads() -> None:
-    """Daemon threads that use a pool are ended by Python without a word; that their pool ends first is no news."""
+    """Python ends daemon threads that use a pool without a word; that the pool ends first is no news."""
     before = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -209,7 +207,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class OrderlyExit:
-    """While open, SIGTERM and SIGHUP raise SystemExit in the main thread, unless the program handles them itself."""
+    """SIGTERM and SIGHUP raise SystemExit in the main thread, unless the program handles them."""
 
     def __enter__(self) -> OrderlyExit:
         global _handled

@@ -33,7 +33,7 @@ _ELSEWHERE = {
 
 
 class Mistakes:
-    """The part of a pool that hears what was not meant for it: `plain(1) >> pool`, `pool < call`, `pool.gather()`."""
+    """Answers `plain(1) >> pool`, `pool < call`, `pool.gather()`."""
 
     if not TYPE_CHECKING:  # type checkers say by themselves that there is no such thing
 
@@ -112,7 +112,7 @@ def not_mapped(fn: object, items: object, more: tuple[object, ...]) -> Exception
 
 
 def for_awaiting(results: list[Any]) -> list[Any]:
-    """The results of a map; where an event loop runs, as a list that says what is wrong with `await pool.map(...)`."""
+    """The results of a map; where an event loop runs, as a list that answers `await pool.map(...)`."""
     asyncio: Any = sys.modules.get("asyncio")
     return _Mapped(results) if asyncio is not None and asyncio._get_running_loop() is not None else results
 

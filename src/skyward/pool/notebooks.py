@@ -1,7 +1,6 @@
 """Pools in notebooks: shown as HTML, and closed when their name is bound to something else.
 
-A notebook keeps what its cells have displayed, so a pool that was shown is never dropped. After each cell, pools that
-nothing but this memory of the notebook refers to are closed.
+A notebook keeps what its cells have displayed. So after each cell, pools that only this memory refers to are closed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def pool_as_html(pool: ComputePool) -> str:
 
 
 def watch(pool: ComputePool) -> None:
-    """Has a pool of a notebook closed when no name is bound to it any more; does nothing elsewhere."""
+    """Does nothing outside notebooks."""
     shell = _shell()
     if shell is None:
         return
@@ -87,7 +86,7 @@ def _has(frame: FrameType, reference: weakref.ref[Any]) -> bool:
 
 
 def _frames_of_threads() -> Iterator[FrameType]:
-    """What other threads run, without code of ours: there a pool is held for a moment only, or for its caller."""
+    """What other threads run: there a pool is held for a moment only, or for its caller."""
     for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage] - documented
         frame = None if thread == threading.get_ident() else innermost
         while frame is not None:

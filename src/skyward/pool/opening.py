@@ -1,4 +1,4 @@
-"""How a pool is opened, after its options are checked: machines of a spec that is available, then nodes on them."""
+"""How a pool is opened: machines of a spec that is available, then nodes on them."""
 
 from __future__ import annotations
 
@@ -96,9 +96,8 @@ def get_machines(
     watchdog: Watchdog,
     steps: ExitStack,
 ) -> tuple[PoolContext, Lease]:
-    """Machines of the first spec that is available; giving them back is a step on `steps`.
-
-    `choose` is told of each spec before it is tried; `keep_receipt` gets the receipt when machines were given back.
+    """Machines of the first available spec; giving them back is a step on `steps`. `choose` gets each spec before it is
+    tried.
     """
     if RUN in os.environ:
         return _adopted(base, candidates)
@@ -122,7 +121,7 @@ def get_machines(
 
 
 def within_budget(context: PoolContext) -> Spec:
-    """The spec, with a life no longer than the budget pays for: machines end then, whoever is still there."""
+    """With a life no longer than the budget pays for."""
     if context.budget is None:
         return context.spec
     plan = context.provider.offers(context.spec, context.nodes)

@@ -40,9 +40,8 @@ class Sender:
     def send(
         self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False, keep: bool = False
     ) -> list[AwaitableFuture[Any]]:
-        """Sends calls to any nodes; `alone` if a user has sent this one with `>>` or `>`.
-
-        With `keep`, their failures are results (`return_exceptions`), which nobody raises: listeners hear so.
+        """`alone` if a user has sent this one with `>>` or `>`. With `keep`, failures are results
+        (`return_exceptions`), which nobody raises.
         """
         if alone and self.context.forms_groups and len(self.engine.ranks) > 1:
             self._warn_of_groups(calls[0])
@@ -95,7 +94,7 @@ class Sender:
         return call.with_timeout(self.timeout) if call.timeout is None and self.timeout is not None else call
 
     def _run_together(self, ranks: Sequence[Call]) -> list[Any] | None:
-        """The results of all ranks; None if a node has joined before they could be sent."""
+        """None if a node has joined before they could be sent."""
         futures = [rank.future for rank in ranks]
         try:
             sent = self.engine.send_to(list(enumerate(ranks)), len(ranks))

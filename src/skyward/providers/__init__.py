@@ -1,4 +1,4 @@
-"""One file a provider. They are imported when they are first used: a pool on this computer does not load the others."""
+"""Providers, imported when first used: a pool on this computer does not load the others."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Nodes beside the workers of a dask cluster that exists: a pool is a guest there.
+"""Nodes beside the workers of a dask cluster that exists.
 
     workers that the scheduler knows -> places -> an actor on each -> its program joins the pool -> machines
 
-The actor has the program's standard input: when it is dropped, or its worker ends in whatever way, the program and all
-that it started end too. A task beside it, which waits, keeps adaptive clusters from taking the worker away.
+The actor has the program's standard input: when it is dropped, or its worker ends, everything ends. A waiting task
+beside it keeps adaptive clusters from taking the worker away.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ while len(program) < size:
     program += piece
 exec(compile(program, "join.py", "exec"), {"__name__": "__main__"})
 """
-"""Reads the program from standard input, as the secret text after it: neither is in a file or among the arguments."""
+"""Reads the program from standard input, and the secret after it."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ def free_places(workers: Sequence[Worker], per: Per, taken: Collection[Worker]) 
 
 
 def more_tasks(workers: Sequence[Worker], missing: int, submitted: int) -> int:
-    """How many more tasks have to wait so that an adaptive cluster starts the missing workers.
-
-    It wants a worker for as many tasks as its workers have threads on average.
+    """How many more tasks have to wait so that an adaptive cluster, which wants a worker per average threads, starts
+    the missing workers.
     """
     threads = sum(worker.threads for worker in workers) / len(workers) if workers else 1.0
     return max(0, min(_MOST_TASKS, math.ceil(threads * (len(workers) + missing))) - submitted)
@@ -238,10 +237,10 @@ def _minor(version: str) -> str:
 
 
 def _actor_class() -> type:
-    """The actor's class; made in a function, so that it cannot be imported and is sent as a value."""
+    """Made in a function, so that it is sent by value."""
 
     class SkywardPlace:
-        """Holds the standard input of a program: it ends when this object does, however that happens."""
+        """Holds the standard input of a program."""
 
         def __init__(self, boot: str, program: bytes, text: bytes, number: int, topic: str) -> None:
             import os
@@ -289,10 +288,8 @@ def _actor_class() -> type:
 
 
 def _waiting_function() -> Callable[[str, bool], None]:
-    """What a task does that is wanted for its being there only: nothing, until nobody wants it any more.
-
-    One that `stays` leaves dask's threads to others, and is no longer counted as work; adaptive clusters never take a
-    worker away that has such a task. An actor alone does not keep them from it.
+    """A task that waits until nobody wants it. One that `stays` leaves dask's threads to others; adaptive clusters
+    never take a worker with such a task, unlike one with an actor alone.
     """
 
     def wait(key: str, stays: bool) -> None:
@@ -317,8 +314,6 @@ _POLL = 0.2
 
 @dataclass(frozen=True)
 class DaskMachine(Machine):
-    """A place on a worker, which whoever has the cluster may take away."""
-
     place: int = 0
     reason: str = ""
 
@@ -385,7 +380,7 @@ class Dask(Provider):
         return [Availability("not asked; dask says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> DaskLease:
-        """Places on `count` workers; an adaptive cluster is made to start them. Waits for them until `timeout`."""
+        """Waits for `count` workers until `timeout`."""
         guest = Guest(*connect(self.cluster, self.security, timeout), pool)
         try:
             lease = DaskLease(self, guest, open_arrivals(pool, ttl=spec.ttl, lease=self.lease))
@@ -447,7 +442,7 @@ class DaskLease(JoinedLease):
         self._guest.drop([place for place in list(self._guest.places.values()) if place.number in numbers])
 
     def close(self, report: Report) -> object:
-        """Drops the pool's actors, with which everything ends that they hold."""
+        """Drops the pool's actors."""
         self._guest.close()
         return super().close(report)
 

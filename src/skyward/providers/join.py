@@ -1,4 +1,4 @@
-"""Machines that join by themselves: the pool prints a command, and waits for whoever runs it."""
+"""Machines that join by themselves: the pool prints a command to run on them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class Join(Provider):
         return [Offer("1 machine that joins" if count == 1 else f"{count} machines that join")]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
-        """Writes the file, prints the command, and waits."""
         arrivals = open_arrivals(
             pool,
             ttl=spec.ttl,
@@ -127,7 +126,7 @@ class Join(Provider):
 
 
 def write_file(text: str, path: Path) -> None:
-    """Writes the program that joins, with the secret; refuses a place where others could put another program."""
+    """The program that joins, with the secret; refused where others could put another program."""
     try:
         private.make(path.parent)
     except private.NotPrivate as exc:
@@ -146,13 +145,12 @@ class _JoinLease(JoinedLease):
         self._path = path
 
     def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
-        """Waits for machines in place of those that were lost, or did not come in time."""
+        """In place of machines that were lost, or did not come in time."""
         waiting = f"waiting for another machine: python3 {self._path}"
         places = self.arrivals.vacant(count)
         return self.arrivals.wait(places, time.monotonic() + timeout, report, failed=lambda: report(waiting))
 
     def close(self, report: Report) -> object:
-        """Tells the machines to end; the file goes, too."""
         self._path.unlink(missing_ok=True)
         directory = pool_dir(self.pool)
         if self._path.parent == directory and directory.exists() and not any(directory.iterdir()):

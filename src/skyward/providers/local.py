@@ -1,4 +1,4 @@
-"""This computer as a provider: as many nodes as are asked for, each a set of processes, at no cost."""
+"""This computer as a provider: each node is a set of processes."""
 
 from __future__ import annotations
 

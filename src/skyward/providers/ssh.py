@@ -1,4 +1,4 @@
-"""Machines that the user can already log in to by ssh: as many nodes as hosts are named, at no cost."""
+"""Machines that the user can log in to by ssh: as many nodes as hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 4
 
 
 def parse_host(text: str) -> tuple[str | None, str, int | None]:
-    """User, host and port of "gpu1", "user@10.0.0.7:2222", "[2001:db8::1]:22" or "ssh://user@host:port"."""
+    """ "gpu1", "user@10.0.0.7:2222", "[2001:db8::1]:22" or "ssh://user@host:port"."""
     if not isinstance(text, str):
         raise InvalidArgument(
             f"login={text!r} is not a host. Write it like 'login.example.org' or 'user@10.0.0.7:2222'."
@@ -128,7 +128,7 @@ class SSH(Provider):
         return [Availability("not asked; `sky hosts check` looks at hosts") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
-        """The first `count` hosts; nothing is started and no connection is made."""
+        """Makes no connection."""
         self._check_count(count)
         return Lease(self, pool, [Machine(_identity(target), ssh=target) for target in self.targets[:count]])
 

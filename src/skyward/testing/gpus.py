@@ -1,6 +1,4 @@
-"""Simulated GPUs of a test cloud's machines: a fake nvidia-smi for hosts without GPUs. Nothing in Skyward itself is
-switched off for it.
-"""
+"""Simulated GPUs of a test cloud's machines: a fake nvidia-smi."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ class Instance(Protocol):
 
 
 def nvidia_smi(instance: Instance) -> str | None:
-    """A program that lists the GPUs of this EC2 type; None if it has no NVIDIA GPU.
-
-    Put it on the PATH of the host behind the machine. It answers `nvidia-smi -L` and `--query-gpu=uuid,memory.total`;
-    CUDA does not run there.
+    """A program that lists the GPUs of this EC2 type; None if it has no NVIDIA GPU. Put it on the PATH of the host
+    behind the machine. It answers `nvidia-smi -L` and `--query-gpu=uuid,memory.total`.
     """
     found = _described(instance.kind)
     if found is None:

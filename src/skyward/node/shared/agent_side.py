@@ -1,12 +1,10 @@
-"""The agents' part in shared collections: on node 0 it serves them, on other nodes it passes questions on to node 0.
+"""The agents' part in shared collections: node 0 serves them, other nodes relay.
 
-    runner of this computer ── a connection of its own ──┐
-    runner of node 0 ── its agent's socket ──────────────┤
-    client ── its link ──────────────────────────────────┼──► Server on node 0
-    runner of node n ── Relay on node n ── Uplink ───────┤
-                                        └── client ──────┘    where nodes cannot reach each other
-
-Nothing is made before the first question.
+runner of this computer ── a connection of its own ──┐
+runner of node 0 ── its agent's socket ──────────────┤
+client ── its link ──────────────────────────────────┼──► Server on node 0
+runner of node n ── Relay on node n ── Uplink ───────┤
+                               └── client ───────────┘     where nodes cannot reach each other
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ Dial = Callable[[str, int], socket.socket]
 
 
 class Shared:
-    """Part of an agent, on its loop. `send` sends to a runner, `tell` to the client, `dial` connects to another agent;
+    """Part of an agent, on its loop. `send` goes to a runner, `tell` to the client, `dial` connects to another agent;
     `wake` schedules `look`.
     """
 

@@ -1,9 +1,7 @@
 """How a process queries the server of shared collections: numbered requests, threads that wait for replies.
 
-The server enforces timeouts and explains them. The client side waits slightly longer in case the server is silent. A
-thread that gives up withdraws its request, and a late reply is undone.
-
-Shares its process with the user: standard library and cloudpickle only. Used by runners and the client.
+The server enforces timeouts; the asking side waits slightly longer. A thread that gives up withdraws its request, and a
+late reply is undone. Standard library and cloudpickle only.
 """
 
 from __future__ import annotations
@@ -69,11 +67,8 @@ class _Wait:
 
 
 class Channel:
-    """Thread-safe client of the server, one per process.
-
-    `post` sends a message; `pack` and `unpack` convert values. `call` names the current thread's call, `age` its
-    running time in seconds. `opening` identifies this process: sent before the first request, and again to a server
-    that lost it.
+    """Thread-safe client of the server, one per process. `call` names the current thread's call, `age` its running time
+    in seconds. `opening` identifies this process to a server.
     """
 
     def __init__(

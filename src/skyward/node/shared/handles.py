@@ -1,7 +1,6 @@
 """What users hold of shared collections that keep values: SharedDict, SharedSet, SharedCounter, SharedQueue.
 
-A handle is a kind, a name, and how this process asks the server. Making one asks nothing; one that is sent to a node
-means the collection of the same name there.
+Making a handle asks nothing; one that is sent to a node means the collection of the same name there.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ class Handle:
 class SharedDict(Handle, Generic[K, V]):
     """A dict that all ranks and the client see. Every operation is atomic.
 
-    Keys are texts, numbers, bytes, None, and tuples of these. Values are pickled: what you read is a copy, and changing
-    it changes nothing until it is set again.
+    Keys are strings, numbers, bytes, None, and tuples of these. What you read is a copy.
     """
 
     kind = "dict"
@@ -126,7 +124,7 @@ class SharedDict(Handle, Generic[K, V]):
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
     def pop(self, key: K, default: Any = _NONE) -> Any:
-        """Removes a key and returns its value, or `default`; of several who pop the same key, one gets it."""
+        """Removes a key and returns its value, or `default`."""
         found, values = self._ask("pop", [written_key(key)])
         if found:
             return self._channel().unpack(values[0])
@@ -135,17 +133,17 @@ class SharedDict(Handle, Generic[K, V]):
         return default
 
     def setdefault(self, key: K, value: V) -> V:
-        """Sets a key that is not there, and returns the value that is there then; of several, the first one sets it."""
+        """Sets a missing key, and returns the value that is there then."""
         new, values = self._ask("setdefault", [written_key(key)], [self._pack(value)])
         return value if new else self._channel().unpack(values[0])
 
     def update(self, values: Mapping[K, V]) -> None:
-        """Sets the keys of `values` at once: nobody sees some of them without the others."""
+        """Sets the keys of `values` at once."""
         keys = joined_keys(written_key(key) for key in values)
         self._ask("update", [], [keys, *(self._pack(value) for value in values.values())])
 
     def compare_and_set(self, key: K, expected: V, value: V) -> bool:
-        """Sets a key if its value equals `expected` (==, in this process) at that moment; False if it does not."""
+        """Sets a key if its value equals `expected` (==, in this process); False if it does not."""
         text, packed = written_key(key), self._pack(value)
         while True:
             number, values = self._ask("get", [text])
@@ -155,9 +153,8 @@ class SharedDict(Handle, Generic[K, V]):
                 return True
 
     def change(self, key: K, change: Callable[[V], V], default: V) -> V:
-        """Sets a key to `change(value)` and returns that; nothing comes in between.
-
-        `change` runs in this process, and again if somebody else was faster. It gets `default` where there is no value.
+        """Sets a key to `change(value)`, atomically, and returns that. `change` may run again if somebody else was
+        faster; without a value it gets `default`.
         """
         text = written_key(key)
         while True:
@@ -192,11 +189,11 @@ class SharedSet(Handle, Generic[T]):
     kind = "set"
 
     def add(self, member: T) -> bool:
-        """Adds a member; True if it was new: of several who add the same one, one is told so."""
+        """Adds a member; True if it was new."""
         return self.update([member]) > 0
 
     def update(self, members: Iterable[T]) -> int:
-        """Adds several members at once, and says how many of them were new."""
+        """Adds several members at once; returns how many were new."""
         return self._ask("add", [], [joined_keys(written_key(member) for member in members)])[0]
 
     def discard(self, member: T) -> bool:
@@ -239,7 +236,7 @@ class SharedCounter(Handle):
     kind = "counter"
 
     def add(self, number: int = 1) -> int:
-        """Adds a `number` (1) and returns the new value; no two callers get the same one from adding 1."""
+        """Adds a `number` (1) and returns the new value."""
         return self._ask("add", [_whole(number)])[0]
 
     def set(self, value: int) -> int:
@@ -253,7 +250,7 @@ class SharedCounter(Handle):
 
 
 class SharedQueue(Handle, Generic[T]):
-    """A queue that all ranks and the client put into and get from: first in, first out, each item to one of them."""
+    """A queue that all ranks and the client use: first in, first out, each item to one of them."""
 
     kind = "queue"
 
@@ -283,7 +280,7 @@ class SharedQueue(Handle, Generic[T]):
         return True  # not a question to the server: an empty queue is a queue
 
     def clear(self) -> int:
-        """Removes all items, and says how many there were."""
+        """Removes all items; returns how many there were."""
         return self._ask("clear", [])[0]
 
     def _options(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Forwards requests of a node's runners to the server on node 0: over a link between agents, or through the client."""
+"""Forwards requests of a node's runners to the server on node 0, over a link between agents or through the client."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["PATIENCE", "Relay", "Uplink"]
 
 
 class Relay:
-    """Part of an agent, on its loop. `send` sends to a runner, `tell` to the client, `post` over the link to node 0;
-    `direct` says whether that link has an address.
+    """Part of an agent, on its loop. `send` goes to a runner, `tell` to the client, `post` to node 0; `direct` says
+    whether that link has an address.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ Found = tuple[socket.socket, dict[str, Any]] | Exception
 
 
 class Uplink:
-    """Part of an agent, on its loop; only connecting uses threads. `obey` gets messages, `lost` is called when pending
-    requests will get no reply, `wake` schedules `look`.
+    """Part of an agent, on its loop; only connecting uses threads. `lost` is called when pending requests will get no
+    reply.
     """
 
     def __init__(

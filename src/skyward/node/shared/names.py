@@ -1,7 +1,4 @@
-"""`sky.dict(name)` and the others, in bodies; `pool.dict(name)` and the others, on the client.
-
-In a body they mean the collections of the pool that the body runs in; on the client, those of the pool opened last.
-"""
+"""`sky.dict(name)` and the others, in bodies; `pool.dict(name)` and the others, on the client."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class Collections:
     @overload
     def dict(self, name: str, keys: type[K], values: type[V]) -> SharedDict[K, V]: ...
     def dict(self, name: str, keys: Any = None, values: Any = None) -> SharedDict[Any, Any]:
-        """The shared dict of this name. `keys` and `values` are types, for type checkers only."""
+        """The shared dict of this name. `keys` and `values` are for type checkers."""
         from skyward.node.shared.handles import SharedDict
 
         return SharedDict(name, self._shared_channel)
@@ -65,7 +62,7 @@ class Collections:
     @overload
     def set(self, name: str, members: type[T]) -> SharedSet[T]: ...
     def set(self, name: str, members: Any = None) -> SharedSet[Any]:
-        """The shared set of this name. `members` is a type, for type checkers only."""
+        """The shared set of this name. `members` is for type checkers."""
         from skyward.node.shared.handles import SharedSet
 
         return SharedSet(name, self._shared_channel)
@@ -81,9 +78,8 @@ class Collections:
     @overload
     def queue(self, name: str, items: type[T], *, maxsize: int | None = None) -> SharedQueue[T]: ...
     def queue(self, name: str, items: Any = None, *, maxsize: int | None = None) -> SharedQueue[Any]:
-        """The shared queue of this name. `items` is a type, for type checkers only.
-
-        `maxsize` is how many items it takes before `put` waits: 0 for any number, None for what others have said.
+        """The shared queue of this name. `items` is for type checkers. `maxsize`: items before `put` waits; 0 for any
+        number, None for what others have said.
         """
         from skyward.node.shared.handles import SharedQueue
 

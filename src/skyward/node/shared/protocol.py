@@ -1,8 +1,6 @@
 """The messages about shared collections, and how keys are written in them.
 
-Keys of dicts and members of sets are texts: the same text if and only if Python calls them equal. They are plain
-values, so that the server can compare them without unpickling anything. Many keys travel as one buffer, since the
-header of a frame has a limit; no text of a key has a line end in it.
+Keys are texts: the same text if and only if Python calls them equal. Many keys travel as one buffer, one per line.
 """
 
 from __future__ import annotations
@@ -114,8 +112,8 @@ class AskerToServer(Direction):
         rank: int | None
 
     class Ask(Message):
-        """Do this with the collection of this name; there is one answer. `epoch` is that of the last answer, if any.
-        The operations, with their arguments, are methods in `node/shared/state.py`. Buffers: values, pickled.
+        """Do this with the collection of this name. `epoch` is that of the last answer. The operations are methods in
+        `node/shared/state.py`. Buffers: values, pickled.
         """
 
         id: int

@@ -1,7 +1,6 @@
-"""A runner's connection to the server of shared collections; created on first use.
+"""A runner's connection to the server of shared collections.
 
-On a local pool it connects to node 0's agent. Elsewhere messages go through the node's own agent, so that the pool's
-keys never enter a user process.
+On a local pool it connects to node 0's agent, elsewhere through its own agent, so that no key enters a user process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The server of shared collections in node 0's agent, created with the first request. Passes events to `SharedState`
-and sends replies the way requests came.
-"""
+"""The server of shared collections in node 0's agent, created with the first request."""
 
 from __future__ import annotations
 
@@ -214,7 +212,7 @@ class Server:
 
 @contextmanager
 def serving(path: str, info: InstanceInfo) -> Generator[None]:
-    """Serves processes of this computer without an agent, on a socket at `path`, in a thread."""
+    """Serves processes of this computer on a socket at `path`, in a thread."""
     selector, timers = selectors.DefaultSelector(), Timers(time.monotonic)
     server = Server("alone.1", selector, time.monotonic, timers, lambda: info)
     listener, (wake, woken) = local_sockets.listen(path), socket.socketpair()
@@ -264,7 +262,7 @@ def _encoded(messages: list[Raw], buffers: Sequence[Any]) -> list[Buffer]:
 
 
 def _may_be(asker: str, rank: int, info: InstanceInfo) -> bool:
-    """Whether a process may claim this rank: it must run on its node. Local processes all belong to one user."""
+    """Whether a process may claim this rank: it must run on its node."""
     node = asker.partition("/")[0]
     return rank in range(info.world_size) and (node == "direct" or node == str(info.node_of(rank)))
 

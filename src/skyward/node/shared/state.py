@@ -1,9 +1,8 @@
-"""The shared collections of a pool as a state machine.
+"""The shared collections of a pool as a state machine. Pure; nothing is unpickled.
 
-      ask, withdraw, gone, lost, tick, close  ->  answers
+    ask, withdraw, gone, lost, tick, close  ->  answers
 
-Every request gets exactly one answer, unless its asker is gone. No clock, socket or thread here, and nothing is
-unpickled. Operations are atomic.
+Every request gets exactly one answer, unless its asker is gone.
 """
 
 from __future__ import annotations
@@ -378,8 +377,9 @@ class Barrier(Collection):
 
     @operation("wait")
     def do_wait(self, request: Request) -> list[Reply]:
-        """[parties, age] -> how many came before; waits for the others. Parties: None for all ranks. Age: since how
-        many seconds the call runs that asks; a rank that was lost since then does not come."""
+        """[parties, age] -> how many came before. Parties: None for all ranks. Age: seconds that the asking call runs;
+        a rank that was lost since then does not come.
+        """
         parties, age = request.arguments
         if self._known and parties != self._parties:
             other = "all ranks" if self._parties is None else f"{self._parties} parties"

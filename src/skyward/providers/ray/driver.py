@@ -1,11 +1,10 @@
 """Holds the places of a pool on a Ray cluster: a placement group, and for each bundle an actor that runs the joiner.
 
     client ──order──> driver ──> placement group
-                        └──────> an actor a bundle ──pipe──> joiner ══ dials ══> client
+                         └──────> an actor per bundle ──pipe──> joiner ══ dials ══> client
 
-A program of its own, for the cluster's Python: it needs Ray and the standard library, nothing of Skyward is there. It
-reads its order from the file that it is given, which it removes; without one from a line of its standard input, whose
-end then is the end of everything. What happens it says in lines of JSON after a mark.
+A program of its own, for the cluster's Python: it needs Ray and the standard library only. Its order is a file, which
+it removes, or a line of standard input, whose end then ends everything. Events are lines of JSON after a mark.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ __all__ = ["MARK", "main"]
 
 MARK = "skyward: "
 _INFEASIBLE = 5.0
-"""Seconds after which Ray's word counts that no node fits; just after a start it does not know all nodes yet."""
+"""Seconds after which Ray's word counts that no node fits; just after a start it does not know all nodes."""
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 15.0)
 _LASTING = 60.0
-"""A joiner that ran for so many seconds was in its place; what ends it then is not a mistake of the beginning."""
+"""A joiner that ran for so many seconds did not fail at the start."""
 _LOOK = 2.0
 _SHOWN = 8
 _GRACE = 30.0
@@ -58,7 +57,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def reason(text: str) -> str:
-    """Why an actor has ended, of all that Ray says: its first line is always the same, those with tabs are ids."""
+    """Why an actor has ended: Ray's first line is always the same, those with tabs are ids."""
     said = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("\t")]
     return " ".join(said[1:] or said or [text.strip()])[:300]
 
@@ -73,7 +72,7 @@ class Joiner:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray may ignore it, and then no exit code is ever known
 
     def start(self, place: int, program: str, text: str) -> dict[str, Any]:
-        """Starts it, and says where: it gets the secret through a pipe, and the program is a file without a name."""
+        """The secret goes through a pipe, and the program is a file without a name."""
         ray: Any = importlib.import_module("ray")
         self._source = os.memfd_create("join.py")
         os.write(self._source, program.encode())
@@ -85,10 +84,7 @@ class Joiner:
         return {"node": node, "address": ray.util.get_node_ip_address(), "gpus": gpus}
 
     def wait(self) -> tuple[int, str]:
-        """Waits for its end: its exit code, and what it has said last.
-
-        While the client still takes an earlier one for alive it lets none in: then it is tried again.
-        """
+        """Its exit code, and its last output. While the client takes an earlier one for alive, it is tried again."""
         pause = 1.0
         while True:
             code = self._process.wait()
@@ -143,7 +139,7 @@ class Holder:
         self._finishing = threading.Lock()
 
     def connect(self) -> None:
-        """Connects to the cluster as a job of its own, whose actors get none of the files that we came with."""
+        """As a job of its own, whose actors get none of our files."""
         import logging
 
         config = json.loads(os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))

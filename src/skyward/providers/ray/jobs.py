@@ -1,4 +1,4 @@
-"""Ray's Jobs API over HTTP: jobs are submitted, looked at and stopped without Ray, and without the cluster's Python."""
+"""Ray's Jobs API over HTTP, without Ray and without the cluster's Python."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def known_token() -> str | None:
 
 
 def check_named(address: str, where: str) -> None:
-    """Refuses to send this user's token to an address that only a settings file names: it could be anybody's word."""
+    """Refuses to send this user's token to an address that only a settings file names."""
     own = {os.environ.get(name, "").rstrip("/") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
     if address.startswith("http") and address.rstrip("/") not in own and known_token() is not None:
         raise InvalidArgument(
@@ -95,8 +95,6 @@ def check_named(address: str, where: str) -> None:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Nobody sends our token to another address."""
-
     def redirect_request(self, *args: Any, **options: Any) -> None:
         return None
 
@@ -108,10 +106,8 @@ class Jobs:
     timeout: float = 30.0
 
     def upload(self, driver: str, order: Mapping[str, Any]) -> str:
-        """Puts the files of a job there; gives the package's name. The order holds a secret, which Ray never shows.
-
-        A package is kept for as long as a job uses it, and the API only says whether it is there. Variables and the
-        entrypoint of a job, however, are shown to whoever lists jobs.
+        """Puts the files of a job there; returns the package's name. The order holds a secret: a package is not shown
+        by the API, unlike variables and entrypoint.
         """
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -244,7 +240,7 @@ class JobDriver:
 
 
 class BesideDriver:
-    """A driver that runs as a process beside the client, and ends with it: its standard input is the client's."""
+    """A driver process beside the client, whose standard input is the client's."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -326,7 +322,7 @@ _SHOWN = 8
 
 
 class NothingFits(NoOffer):
-    """No node of a Ray cluster, or too few of them, has what was asked for; says what they have."""
+    """No node of a Ray cluster, or too few of them, has what was requested."""
 
     def __str__(self) -> str:
         has = "".join(f"\n  {node}" for node in self.reasons[:_SHOWN])
@@ -339,8 +335,6 @@ class NothingFits(NoOffer):
 
 
 class Busy(NoCapacity):
-    """A Ray cluster has the nodes, and others use them."""
-
     def __str__(self) -> str:
         has = "".join(f"\n  {node}" for node in self.attempts[:_SHOWN])
         return (

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster: a placement group for the pool, and in each of its bundles a machine that connects to us."""
+"""Nodes of a Ray cluster: a placement group for the pool, and in each bundle a machine that connects to us."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ class Ray(Provider):
         return [Availability("not asked; Ray says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> RayLease:
-        """`count` nodes, once Ray has given them and all have connected to us."""
         ledger = _start_ledger(self, spec, pool) if self.rented else None
         try:
             arrivals = open_arrivals(pool, ttl=spec.ttl, lease=self.lease, host=self.host, port=self.port)
@@ -164,14 +163,11 @@ class Ray(Provider):
 
 @dataclass(frozen=True)
 class RayMachine(JoinedMachine):
-    """A node of a Ray cluster, as long as Ray lets us have it."""
-
     turn: int = 0
     """How many machines have had this place before."""
 
     @property
     def preemptible(self) -> bool:
-        """Ray may lose it, or take it away; then another one may take its place."""
         return True
 
 
@@ -181,7 +177,6 @@ class _Place:
     bundle: int
     turn: int = 0
     losses: int = 0
-    """Those that there were in its bundle before its machine came."""
     awaited: bool = False
 
 
@@ -199,11 +194,11 @@ class RayLease(JoinedLease):
         self._head = ""
         self._refused: float | None = None
         self.headless = ""
-        """Why no node will come back; empty unless the head of the cluster is gone."""
+        """Why no node will come back; empty unless the head is gone."""
         self._lock = threading.RLock()
 
     def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
-        """More nodes: those that Ray moves because their machines were lost, or new ones."""
+        """Those that Ray moves because their machines were lost, or new ones."""
 
         def start(first: int) -> Driver:
             return _start(self._ray, spec, self.pool, self._ledger, count, first, self.arrivals.text)
@@ -213,9 +208,8 @@ class RayLease(JoinedLease):
     def get(
         self, count: int, demand: Mapping[str, float], timeout: float, report: Report, start: Callable[[int], Driver]
     ) -> list[RayMachine]:
-        """So many more machines: for places that Ray fills again after a loss, else for new ones.
-
-        New ones are what `start` gets, which is told the number of the first place.
+        """For places that Ray fills again after a loss, else new ones from `start`, which gets the number of the first
+        place.
         """
         deadline = time.monotonic() + timeout
         if self.headless:
@@ -254,7 +248,7 @@ class RayLease(JoinedLease):
         return [replace(m, left=self.gone(m)) if isinstance(m, RayMachine) else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        """Sends machines away; a driver whose machines have all gone ends, and gives its places back."""
+        """A driver whose machines have all gone ends, and releases its places."""
         for machine in machines:
             if isinstance(machine, RayMachine):
                 self._dismiss(machine)
@@ -268,7 +262,6 @@ class RayLease(JoinedLease):
         return _stop_jobs(self._ray, self.pool, self.headless, report) if self._ray.rented else None
 
     def gone(self, machine: RayMachine) -> str:
-        """Why a machine does not exist any more; empty while it does."""
         assert machine.joined is not None
         place = self._places.get(machine.joined.place)
         if place is None or place.turn != machine.turn:
@@ -276,7 +269,6 @@ class RayLease(JoinedLease):
         return self._gone(machine.joined.place, place)
 
     def _dismiss(self, machine: RayMachine) -> None:
-        """Sends a machine away; nobody takes its place. One that another has followed is gone already."""
         assert machine.joined is not None
         with self._lock:
             place = self._places.get(machine.joined.place)
@@ -291,7 +283,6 @@ class RayLease(JoinedLease):
         return not all(map(self.arrivals.is_connected, numbers))
 
     def _gone(self, number: int, place: _Place) -> str:
-        """Why it is gone, as it has said itself, or as Ray knows."""
         if why := self.arrivals.gone(number):
             return why
         seen = place.driver.glance()
@@ -301,7 +292,7 @@ class RayLease(JoinedLease):
         return losses[-1] if len(losses) > place.losses else seen.ended
 
     def _without_head(self, refused: bool) -> bool:
-        """Whether the head is gone: the network is there, as its machine refuses us, and yet no node is connected."""
+        """Whether the head is gone: its machine refuses us, and no node is connected."""
         if self.headless:
             return True
         if not refused or self._forwarded() or any(map(self.arrivals.is_connected, list(self._places))):
@@ -323,7 +314,7 @@ class RayLease(JoinedLease):
         return bool(self.headless)
 
     def _forwarded(self) -> bool:
-        """Whether the head is asked through a port of this computer, which may also have ended by itself."""
+        """Whether the head is asked through a port of this computer, which may have ended by itself."""
         local = urlsplit(self._where).hostname in ("localhost", "127.0.0.1", "::1")
         return local and not self._head.startswith("127.") and self._head not in [entry[1] for entry in addresses()]
 
@@ -358,7 +349,7 @@ def _not_joined(why: str) -> str:
 
 
 def _start(ray: Ray, spec: Spec, pool: str, ledger: Ledger | None, count: int, first: int, text: str) -> Driver:
-    """Starts a driver for places from `first` on: as a job, or beside us."""
+    """A driver for places from `first` on: as a job, or beside us."""
     order = {
         "pool": pool,
         "text": text,
@@ -403,10 +394,7 @@ def _start_ledger(ray: Ray, spec: Spec, pool: str) -> Ledger:
 
 
 def _stop_jobs(ray: Ray, pool: str, headless: str, report: Report) -> str | None:
-    """Stops the jobs of a pool, those that we know of and those that carry its name, and reads that back.
-
-    If the head is known to be gone, so are its jobs, and that is what is said.
-    """
+    """Stops the jobs of a pool, known or with its name, and reads that back. If the head is gone, so are its jobs."""
     with given_back(pool) as ledger:
         history = History(pool) if ledger is None else ledger.history
         ids = list(history.left("job"))
