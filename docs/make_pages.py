@@ -110,13 +110,15 @@ _CONVENTIONS = """\
 | 130 | ended by Ctrl-C; what was open is closed |
 
 `sky run` ends with the status of the program, `sky exec` with the highest of all nodes (127 where there is no such
-program, 128 and the signal where one ended it). Below, a status is named only where it means something else.
+program, 128 and the signal where one ended it). `sky COMMAND --help` says what 0 and 1 mean there.
 
 ## For programs
 
 With `--json`, standard output has JSON and nothing else; everything for people goes to standard error. Lists
 are one object per line, for `jq` (`sky doctor` and `sky exec` print one list). New fields may come;
 existing ones keep their name and meaning. `null` means not known.
+
+POOL is a pool's name, or the id that `sky history` shows.
 
 ## Completion
 
@@ -186,6 +188,8 @@ def _commands() -> str:
         if title == "detached runs":
             lines += ["[Runs that outlive this terminal](guides/detached-runs.md) has the whole of it.", ""]
         for name in names:
+            if name == "completion":
+                continue
             text = _help(commands[name].format_help())
             if name != "run":
                 text = re.sub(r"^the pool:\n(?: +.*\n)+", "the pool: the options of `sky run`\n", text, flags=re.M)
@@ -194,12 +198,14 @@ def _commands() -> str:
 
 
 def _help(text: str) -> str:
-    """A command's help without what the page says once: --help, --json, and the usual exit status."""
+    """A command's help without what the page says once: --help, --json, POOL, and exit status 0 or 1."""
     text = re.sub(r"^ +-h, --help +show this help message and exit\n", "", text, flags=re.M)
     text = re.sub(r"^ +--json +print JSON, for programs\n", "", text, flags=re.M)
     text = re.sub(r"^--json: .*(?:\n.+)*\n+", "", text, flags=re.M)
     text = re.sub(r"(; |,\s)?2\s+for\s+a\s+wrong\s+command\s+line(,\s130\s+after\s+Ctrl-C)?\.", ".", text)
-    text = text.replace("exit status: 0 if all went well, 1 if not.", "").replace("[-h] ", "").rstrip()
+    text = re.sub(r"^exit status: 0(?!.*(?:\d\d|that of))[^\n]*(?:\n.+)*\n*", "", text, flags=re.M)
+    text = re.sub(r"^positional arguments:\n  POOL +its name, or the id that .*\n\n", "", text, flags=re.M)
+    text = text.replace("[-h] ", "").rstrip()
     return re.sub(r"\noptions:\n(?=\n|\Z)", "", text).rstrip()
 
 
