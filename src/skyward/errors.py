@@ -16,7 +16,7 @@ SkywardError
 │   ├── NodeDiskFull                    a large argument or result found no room on the machine
 │   ├── FilesLost                       somebody else has removed files that the pool uses
 │   ├── ResultTooLarge                  return less, or raise max_result_bytes
-│   ├── ResultNotSerializable (NotSerializable)  the body ran; its result cannot come home
+│   ├── ResultNotSerializable (NotSerializable)  the body ran; its result cannot be sent back
 │   ├── RemoteError                     an exception of the body whose class cannot travel, as text
 │   └── Preempted                       raise it in a body whose machine is being taken away: it is run again
 ├── SharedError                         something that a shared collection did not do
@@ -170,8 +170,8 @@ class TaskCrashed(TaskError):
         text = f"the process running {self.task} on {_where(self.node, self.rank)} {how}{_again(self.attempt)}. "
         if self.shared_with:
             text += (
-                f"{self.shared_with} other calls ran in that process and fail with it, since nothing tells which one "
-                'did it; executor="process" gives every slot a process of its own. '
+                f"{self.shared_with} other calls ran in that process and fail with it, since there is no way to tell "
+                'which one caused it; executor="process" gives every slot a process of its own. '
             )
         text += "It was not started again: a body that ends its process would do so again."
         if self.signal is None and self.shared_with == 0:
@@ -263,9 +263,9 @@ class NodeLost(TaskError):
         if _TTL in why:
             return text + "Open the pool again, with a longer ttl=."
         if self.broadcast:
-            return text + "Send it again when all nodes are there; retries=n has a broadcast started again as a whole."
+            return text + "Send it again when all nodes are there; retries=n restarts a broadcast as a whole."
         tried = "once" if self.attempts == 1 else f"{self.attempts} times"
-        return text + f"It was started {tried}; retries=n has it started again on another node."
+        return text + f"It was started {tried}; retries=n restarts it on another node."
 
 
 class RefLost(TaskError):
@@ -431,7 +431,7 @@ class BarrierBroken(SharedError, RuntimeError):
 
 
 class LockLost(SharedError, RuntimeError):
-    """The lock is not held by this process any more: another one may have held it since."""
+    """The lock is no longer held by this process: another one may have held it since."""
 
 
 class SharedLost(SharedError):

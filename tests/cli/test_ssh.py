@@ -64,7 +64,7 @@ def test_a_node_of_this_computer_is_a_shell_where_bodies_start(tmp_path: Path, m
         assert "shells has no node 2. There are: 0 (this computer), 1 (this computer)." in wrong.stderr
     gone = sky_command("shells", "--", "true")
     assert gone.returncode == 1
-    assert "shells does not run any more" in gone.stderr
+    assert "shells is no longer running" in gone.stderr
 
 
 def test_a_node_is_meant_by_its_number_or_by_its_machine() -> None:

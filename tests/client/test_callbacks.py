@@ -346,7 +346,7 @@ def test_events_that_nobody_takes_are_left_out_and_counted_and_nobody_waits(
     listeners.emit(Notice("pool", "after"))
     until(lambda: len(heard) == 12)
     assert heard[:10] == [str(number) for number in range(10)]
-    assert heard[10:] == ["20 events are left out here: a listener was 10 events behind.", "after"]
+    assert heard[10:] == ["20 events are omitted here: a listener was 10 events behind.", "after"]
     listeners.close(10)
 
 

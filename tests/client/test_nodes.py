@@ -253,7 +253,7 @@ def test_a_node_that_is_silent_while_others_speak_is_given_up_after_a_while() ->
     bench.links.heard_at[0] = bench.now + 16
     pause, actions = bench.nodes.retry(1, TimeoutError("no answer"), bench.now + 16)
     assert "lose calls" in effects(bench, actions)
-    assert bench.node.gone == "nothing was heard of it for 16 s"
+    assert bench.node.gone == "nothing was heard from it for 16 s"
 
 
 def test_a_node_whose_peers_are_silent_as_well_is_waited_for_until_the_lease_ends() -> None:
@@ -326,7 +326,7 @@ def test_calls_that_wait_are_kept_for_a_while_when_all_hosts_boot_at_once() -> N
         for _ in range(3):
             _, actions = bench.nodes.retry(number, refused, bench.now + 3)
     assert [node.state for node in bench.nodes.all] == ["lost", "lost"], "what ran there is lost in seconds"
-    assert any("calls that wait are kept for 120 s" in str(action) for action in actions)
+    assert any("waiting calls are kept for 120 s" in str(action) for action in actions)
     assert bench.nodes.no_node_left() is None
     bench.nodes.tell_alone(bench.now + 122)
     assert bench.nodes.no_node_left() is None

@@ -92,7 +92,7 @@ def test_a_body_is_told_and_its_machine_is_replaced(
         assert new[0] == old[0]
         assert new[1] not in old.values()
     assert len(cloud.machines.all) == 3
-    assert "another one is asked for" in seen.texts()
+    assert "a replacement is requested" in seen.texts()
 
 
 def test_what_a_body_does_not_finish_in_time_is_run_again_elsewhere(

@@ -410,7 +410,7 @@ def read(path: str) -> str:
 BODIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "sends calls": (sends_from_a_body, sky.errors.PoolClosed, "`fn.local(...)`"),
     "opens a pool": (opens_a_pool, sky.errors.NestedPoolError, "allow_nested=True"),
-    "returns a lock": (returns_a_lock, sky.errors.ResultNotSerializable, "cannot come home"),
+    "returns a lock": (returns_a_lock, sky.errors.ResultNotSerializable, "cannot be sent back"),
     "ends its process": (ends_its_process, sky.errors.TaskCrashed, "have it return or raise instead"),
     "imports what is not there": (imports_what_is_not_there, ModuleNotFoundError, "sky.Image(pip=['cv2_of_nobody'])"),
     "reads a file of this computer": (lambda: read("pyproject.toml"), FileNotFoundError, "sky.Image(includes=[...])"),
@@ -437,7 +437,7 @@ def test_a_body_that_returns_a_call_is_told(pool: sky.ComputePool) -> None:
     lines: list[str] = []
     end = pool.on_event(lambda event: lines.append(event.text) if isinstance(event, sky.events.Output) else None)
     assert isinstance(forgets_to_send(1) >> pool, sky.PendingCompute)
-    until(lambda: any("a call that nobody has run" in line and "forgets_to_send.local(...)" in line for line in lines))
+    until(lambda: any("a call that was never run" in line and "forgets_to_send.local(...)" in line for line in lines))
     end()
 
 

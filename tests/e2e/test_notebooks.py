@@ -133,7 +133,7 @@ def test_a_pool_whose_name_is_bound_again_is_closed(run: Run) -> None:
         "print(active())",
         "kept[0].close()",
     )
-    assert "old: no name refers to this pool any more; it is closed." in text(outputs[2])
+    assert "old: no name refers to this pool any longer, so it is closed." in text(outputs[2])
     assert "['new'] 2" in text(outputs[3])
     assert "['new']" in text(outputs[5])
 

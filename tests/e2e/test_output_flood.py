@@ -24,7 +24,7 @@ MIB = 1 << 20
 SIZE = int(os.environ.get("SKYWARD_FLOOD_MB", "40")) << 20
 """How much a body prints, in bytes."""
 LINE = b"a short line\n"
-NOTE = re.compile(r"\.\.\. ([\d,]+) lines \(([\d,]+) bytes\) of output are left out here")
+NOTE = re.compile(r"\.\.\. ([\d,]+) lines \(([\d,]+) bytes\) of output are omitted here")
 
 
 @sky.compute

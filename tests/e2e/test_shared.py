@@ -209,7 +209,7 @@ def test_a_barrier_says_who_is_missing(pool: sky.ComputePool) -> None:
     late = [error for error in errors if isinstance(error, SharedTimeout)]
     assert late
     assert all(isinstance(error, SharedTimeout | BarrierBroken) for error in errors)
-    assert any("did not come" in str(error) for error in late), late
+    assert any("did not arrive" in str(error) for error in late), late
 
 
 def test_a_client_thread_that_waits_gets_what_a_body_puts(pool: sky.ComputePool) -> None:

@@ -470,6 +470,6 @@ def test_a_call_to_one_node_that_wants_a_group_of_all_ends_after_the_stall_timeo
         Rendezvous("the torch group", sky.instance_info(), 1, 600, "timeout").meet()
 
     with sky.ComputePool(nodes=2, stall_timeout=1, console=False) as pool:
-        with pytest.raises(sky.SkywardError, match=r"did not come within stall_timeout=1 s.*`call\(\) @ pool`"):
+        with pytest.raises(sky.SkywardError, match=r"did not arrive within stall_timeout=1 s.*`call\(\) @ pool`"):
             forms_a_group() >> pool
         assert forms_a_group() @ pool == [None, None]

@@ -162,7 +162,7 @@ def test_a_full_disk_ends_the_history_and_nothing_else(tmp_path: Path, caplog: p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, before)
-    assert caplog.text.count("not written any more") == 1
+    assert caplog.text.count("no longer written") == 1
 
 
 def test_a_pool_that_is_open_is_known_by_its_lock(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_reasons_of_a_plan_an_error_and_an_empty_answer_are_all_kept() -> None:
     assert [str(refusal) for refusal in some.refusals] == [
         "Shop: x1.big: no room",
         "Shop: closed today.",
-        "Shop: it offers nothing for this",
+        "Shop: it has nothing that fits",
     ]
     assert some.notes == ("disks are extra",)
     assert (Quotes() + some) == some

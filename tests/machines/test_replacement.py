@@ -131,7 +131,7 @@ def test_missing_capacity_is_waited_for_and_told() -> None:
     replaced(source, pool)
     assert source.prepared == 3
     assert [entry[1] for entry in pool.of("pause")] == [5.0, 15.0]
-    assert pool.of("tell")[0] == ("tell", 1, f"no other machine yet: {NO_ROOM}. The next try is in 5 s")
+    assert pool.of("tell")[0] == ("tell", 1, f"no replacement yet: {NO_ROOM}. Trying again in 5 s")
     assert pool.of("connect") == [("connect", 1)]
     assert pool.of("not replaced") == []
 

@@ -122,7 +122,7 @@ def test_every_rank_is_told_which_ones_did_not_come() -> None:
     """Rows 16 to 18 of the faults: a rank that never arrives is named, in time."""
     with head(4) as hall:
         for each in together(hall, at(0, 4, 1.5), at(2, 4, 1.5)):
-            with pytest.raises(SkywardError, match=r"all 4 nodes.*nodes 1 and 3 did not come within 1.5 s.*@ pool"):
+            with pytest.raises(SkywardError, match=r"all 4 nodes.*nodes 1 and 3 did not arrive within 1.5 s.*@ pool"):
                 each.result()
         assert hall.state._collections == {}
 
@@ -130,7 +130,7 @@ def test_every_rank_is_told_which_ones_did_not_come() -> None:
 def test_a_rank_whose_head_does_not_come_is_told_so() -> None:
     with head(2) as hall:
         (each,) = together(hall, at(1, 2, 0.2))
-    with pytest.raises(SkywardError, match=r"node 1 waits for node 0.*node 0 did not come"):
+    with pytest.raises(SkywardError, match=r"node 1 waits for node 0.*node 0 did not arrive"):
         each.result()
 
 
@@ -149,18 +149,18 @@ def test_a_call_to_one_node_waits_no_longer_than_the_pools_stall_timeout(monkeyp
         with (
             info.call_context("c", 0, threads=True),
             pytest.raises(
-                SkywardError, match=r"did not come within stall_timeout=0\.2 s.*send it with `call\(\) @ pool`"
+                SkywardError, match=r"did not arrive within stall_timeout=0\.2 s.*send it with `call\(\) @ pool`"
             ),
         ):
             at(0, 2).meet()
         with (
             info.call_context("c", 0, threads=True),
-            pytest.raises(SkywardError, match=r"did not come within 0\.1 s"),
+            pytest.raises(SkywardError, match=r"did not arrive within 0\.1 s"),
         ):
             at(0, 2, 0.1).meet()
         with (
             info.call_context("c", 0, threads=True, broadcast="b"),
-            pytest.raises(SkywardError, match=r"did not come within 0\.5 s"),
+            pytest.raises(SkywardError, match=r"did not arrive within 0\.5 s"),
         ):
             at(0, 2, 0.5).meet()
 
@@ -169,7 +169,7 @@ def test_a_call_to_one_node_waits_no_longer_than_the_pools_stall_timeout(monkeyp
 def test_ranks_of_another_group_or_of_an_earlier_time_do_not_count(other: Rendezvous) -> None:
     with head(2) as hall:
         for each in together(hall, at(0, 2, 1), other):
-            with pytest.raises(SkywardError, match="did not come"):
+            with pytest.raises(SkywardError, match="did not arrive"):
                 each.result()
 
 

@@ -119,10 +119,10 @@ def resume_options(name: object, changed: object, extra: object) -> Resume | Non
     if name is None:
         for option, given in (("changed", changed), ("resume_with", extra)):
             if given is not None:
-                raise InvalidArgument(f"{option}= goes with resume=, a name for the results to keep: resume='grid-1'.")
+                raise InvalidArgument(f"{option}= needs resume=, a name for the results: resume='grid-1'.")
         return None
     if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"resume={brief(name)}: a name for the results to keep is wanted, such as 'grid-1'.")
+        raise InvalidArgument(f"resume={brief(name)}: expected a name for the results, such as 'grid-1'.")
     if changed not in (None, "keep", "redo"):
         raise InvalidArgument(
             f'changed={brief(changed)}: "keep" takes results of other code, "redo" computes them again.'
@@ -562,7 +562,7 @@ def innermost() -> Target:
                 return target
     if "COMPUTE_POOL" in os.environ:  # on a node
         raise PoolClosed(
-            "this code runs on a node, where no pool is open: a body does not send calls. Return what is to be done "
+            "this code runs on a node, where no pool is open: a body does not send calls. Return what should be done "
             "next, and send it from your program; or run the function here and now, `fn.local(...)`."
         )
     raise PoolClosed("no pool is open: `>> sky` works inside `with sky.ComputePool(...):` only.")

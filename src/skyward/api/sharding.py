@@ -108,7 +108,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
         info = pool_info()
         if info is None and (node is not None or total_nodes is not None):
             raise InvalidArgument(
-                f"shard() got {given}: outside a pool one says nothing without the other. Give both, or neither."
+                f"shard() got {given}: outside a pool, one is meaningless without the other. Give both, or neither."
             )
         here, nodes = (info.rank, info.world_size) if info else (0, 1)
     else:

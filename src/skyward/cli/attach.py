@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
         commands,
         "attach",
         "follow a detached run",
-        "Prints the output of a detached run from where you left, until the run is over. Ctrl-C leaves; the run goes "
-        "on. Any number of terminals may look at a run.",
+        "Prints the output of a detached run from where you left off, until the run is over. Ctrl-C detaches; the run "
+        "continues. Any number of terminals can attach.",
         ["sky attach grid", "sky attach grid --all        from the beginning"],
         "exit status: that of the run's program, 128 + N if signal N ended it; 1 if the run ended otherwise, 2 for a "
         "wrong command line, 130 after Ctrl-C.",
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         seen = 0 if arguments.all else found.seen
         follow(found, found.follow(seen), seen)
     except KeyboardInterrupt:
-        print(f"\nsky: {found.name} goes on. `sky stop {found.name}` ends it.", file=sys.stderr)
+        print(f"\nsky: {found.name} continues. `sky stop {found.name}` ends it.", file=sys.stderr)
         return 130
     status = found.status
     told = "" if status.code is None else f", exit status {status.code}"

@@ -61,7 +61,7 @@ def told(found: list[Row], whole: Row, spending: Spending, when: str) -> list[st
     lines = _table([*found, whole]) if found else [f"nothing was spent {when}, as far as this computer knows"]
     if whole.unknown:
         machines = "1 machine" if whole.unknown == 1 else f"{whole.unknown} machines"
-        lines += ["", f"the price of {machines} is not known: that comes on top"]
+        lines += ["", f"the price of {machines} is not known, and is not included"]
     if spending.unpriced:
         pools = ", ".join(f"{count} of {provider}" for provider, count in spending.unpriced)
         lines += ["", f"pools without prices, not counted: {pools}"]

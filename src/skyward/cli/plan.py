@@ -128,7 +128,7 @@ def _tell(stopped: Iterable[Stopped], arguments: argparse.Namespace) -> int:
         if not arguments.file:
             print("nothing was created")
         elif each.line:
-            print("nothing was created: the program was stopped there, and what it does after that was not seen")
+            print("nothing was created: the program was stopped there, so what it does after that is not included")
         else:
             print(f"nothing was created; this is the pool that `sky run {arguments.file}` opens")
     return 0 if possible else 1

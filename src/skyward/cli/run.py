@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="the program, a Python file")
     add_pool_options(parser)
-    group = parser.add_argument_group("a run that goes on without this terminal")
+    group = parser.add_argument_group("a run that continues without this terminal")
     group.add_argument("--detach", action="store_true", help="start the program, and return")
     group.add_argument("--name", metavar="NAME", help="what the run is called (default: the program's name)")
     group.add_argument("--restarts", type=int, default=0, metavar="K", help="start it again if it fails, K times")
@@ -122,7 +122,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     )
     print(
         f"{record.name} runs (submitted in {time.monotonic() - began:.1f} s). It ends with its program, with `sky stop "
-        f"{record.name}`, at the latest on {until}.\nsky attach {record.name}: its output, from where you left."
+        f"{record.name}`, at the latest on {until}.\nsky attach {record.name}: its output, from where you left off."
     )
     return 0
 

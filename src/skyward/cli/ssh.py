@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     entry = chosen(arguments.pool)
     if not entry.running:
         raise InvalidArgument(
-            f"{entry.pool} does not run any more, so it has no nodes. `sky ps` lists pools, `sky logs {entry.pool}` "
+            f"{entry.pool} is no longer running, so it has no nodes. `sky ps` lists pools, `sky logs {entry.pool}` "
             "shows what it wrote."
         )
     place = chosen_node(entry.pool, _placed(entry), arguments.node)

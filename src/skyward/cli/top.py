@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     entry = chosen(arguments.pool)
     if not entry.running:
-        raise InvalidArgument(f"{entry.pool} does not run any more. `sky view {entry.pool}` shows how it went.")
+        raise InvalidArgument(f"{entry.pool} is no longer running. `sky view {entry.pool}` shows how it went.")
     if sys.stdout.isatty():
         return _follow(entry)
     _print_once(entry)
@@ -87,7 +87,7 @@ def _print_once(entry: Entry) -> None:
         if _concerns_view(event):
             overview.recall(event, event.time)
     encoding = sys.stdout.encoding or "utf-8"
-    for row in overview.rows(time.time()) or [[(f"{entry.pool} has just begun, or ended at this moment", "")]]:
+    for row in overview.rows(time.time()) or [[(f"{entry.pool} has just started, or has just ended", "")]]:
         line = "  ".join(text for text, _ in row if text)
         print(line.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json({"pool": entry.pool, "id": entry.id, "address": address})
         else:
-            gone = "" if entry.running else "\nThis pool is gone: the page shows what was kept of it."
+            gone = "" if entry.running else "\nThis pool is closed: the page shows its history."
             print(f"{entry.pool}: {address}{gone}\nCtrl-C ends it.")
         sys.stdout.flush()
         if arguments.open:

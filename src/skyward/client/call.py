@@ -294,7 +294,7 @@ def _remove(paths: Sequence[str]) -> None:
     try:
         blobs.remove(paths)
     except OSError as exc:
-        log.debug("a result that nobody wants stays until the pool is closed: %s", exc)
+        log.debug("an unwanted result stays until the pool is closed: %s", exc)
 
 
 def unpacked(name: str, packed: Packed) -> Any:

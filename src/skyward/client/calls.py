@@ -119,7 +119,7 @@ def held_by_streams(calls: Iterable[Call], now: float) -> str:
     if now - min(call.made for call in waiting) <= _STREAM_WARNING:
         return ""
     return (
-        f"{waiting[0].name} waits for a slot, and all are held by streams that are not read to their end "
+        f"{waiting[0].name} is waiting for a slot, but streams that have not been read to the end hold all of them "
         f"({busy[0].name if busy else 'a generator'}). Close the stream, or give the pool more slots."
     )
 

@@ -664,4 +664,4 @@ def _remove(paths: Sequence[str]) -> None:
     try:
         blobs.remove(paths)
     except OSError as exc:  # they go with the pool's directory
-        log.warning("a result that nobody wants cannot be removed: %s", exc)
+        log.warning("an unwanted result cannot be removed: %s", exc)

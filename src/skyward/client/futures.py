@@ -110,7 +110,7 @@ class Listeners:
         if full and not before:
             log.warning("a listener is %d events behind; events are left out until it has caught up", behind)
         if before and not full:
-            text = f"{before:,} events are left out here: a listener was {_MOST_EVENTS:,} events behind."
+            text = f"{before:,} events are omitted here: a listener was {_MOST_EVENTS:,} events behind."
             log.warning("%s", text)
             self.worker.submit(self._deliver, Notice(event.pool, text, "warning"), listeners)
         return full
@@ -415,7 +415,7 @@ class Worker:
             while self._threads - {threading.current_thread()}:
                 left = deadline - self._clock()
                 if left <= 0:
-                    log.warning("%s: a callback or listener does not return; it is left behind", self._name)
+                    log.warning("%s: a callback or listener does not return; it is abandoned", self._name)
                     return
                 self._changed.wait(left)
 
@@ -465,8 +465,8 @@ class Worker:
         try:
             if many:
                 log.warning(
-                    "%s: %d done-callbacks have not returned. Each keeps a thread until it does; have them hand over "
-                    "what takes long to threads of yours.",
+                    "%s: %d done-callbacks have not returned. Each holds a thread until it returns; move "
+                    "slow work to threads of your own.",
                     self._name,
                     _MANY_THREADS - 1,
                 )

@@ -210,7 +210,7 @@ class Kept:
         if result.state == "there" and any(name == known for known, _ in result.blobs):
             result.where.discard(number)
             if not result.where and not result.home:
-                self._gone(result, number, "it is not there any more")
+                self._gone(result, number, "it is no longer there")
         if result.state == "there" and any(name == known for known, _ in result.blobs):
             self._through_client(result, number)
         else:
@@ -218,7 +218,7 @@ class Kept:
 
     def get(self, result: KeptResult, future: CallFuture[Any]) -> None:
         if result.key not in self.results:
-            dropped = ValueError(f"the Ref to the result of {result.name} was dropped while it was asked for.")
+            dropped = ValueError(f"the Ref to the result of {result.name} was dropped while it was being fetched.")
             self.out.append(GetFailed(future, result.error or dropped))
         elif result.error is not None:
             self.out.append(GetFailed(future, result.error))
@@ -240,7 +240,7 @@ class Kept:
             result.where.discard(number)
             gone = result.key in self.results and result.state == "there" and not result.where and not result.home
             if gone:
-                self._gone(result, number, incomplete or "it is not there any more")
+                self._gone(result, number, incomplete or "it is no longer there")
             self._ask_again(result, future)
         elif future is not None:
             self.out.append(Got(future, blobs, True))
@@ -267,7 +267,7 @@ class Kept:
         if call is not None and not self.closing:
             again = call.again()
             result.state, result.call = "making", again
-            note = f"{text}; it is made again, retry {again.attempt} of {call.retries}."
+            note = f"{text}; it is recomputed, retry {again.attempt} of {call.retries}."
             self.out.append(Emit(events.Notice(self._pool, note, "warning")))
             self.out.append(MakeAgain(again))
         else:

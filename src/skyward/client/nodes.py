@@ -196,7 +196,7 @@ class Nodes:
                 rejoined=now - self._offline.over,
             ):
                 first = str(error).partition("\n")[0]
-                reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
+                reason = first if refused or local else f"nothing was heard from it for {silent:.0f} s"
                 node.awaited = now + _BOOTING if refused and self._plan.reboots else 0.0
                 actions = self._lost(number, "give up", reason)
         if node.gone and (local or self._machines.replacing(number)):
@@ -319,7 +319,7 @@ class Nodes:
         seconds = node.leaving - self._now
         self._emit(events.NodeLeaving(self._plan.pool, node.number, seconds))
         if not self.closing:
-            follows = "; another one is asked for" if self._machines.replace(node.number) else ""
+            follows = "; a replacement is requested" if self._machines.replace(node.number) else ""
             self._warn(f"node {node.number} gets no new calls: its machine is taken away in {seconds:.0f} s{follows}.")
 
     def _tell_lost(self, node: Node) -> None:
@@ -335,9 +335,9 @@ class Nodes:
             # the next one would not be what was asked for either
             mistaken = isinstance(node.error, AcceleratorMismatch)
             replaced = not mistaken and self._machines.replace(node.number)
-            text += " Another machine is asked for." if replaced else ""
+            text += " A replacement is requested." if replaced else ""
             if self.may_return():
-                text += f" No node is left; calls that wait are kept for {_BOOTING:.0f} s, in case one is back by then."
+                text += f" No node is left; waiting calls are kept for {_BOOTING:.0f} s, in case one comes back."
             self._warn(text)
 
     def _set_up(self, node: Node) -> None:

@@ -118,7 +118,7 @@ def _advice(error: BaseException) -> str:
         return missing_module(error.name.partition(".")[0])
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and os.path.exists(error.filename):
         return (
-            f"node: {error.filename} exists on this computer, and not where the body looked for it. Files of yours are "
+            f"node: {error.filename} exists on this computer, but not where the body looked for it. Files of yours are "
             "sent along with sky.Image(includes=[...]); small data can be an argument of the call."
         )
     if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in str(error):

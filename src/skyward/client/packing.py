@@ -277,8 +277,8 @@ def _travels_as_stream(kind: type | None, value: object) -> bool:
         return False
     if isinstance(value, GeneratorType) and value.gi_frame is None:
         raise TypeError(
-            f"the generator {value.__qualname__} was read to its end already, by an earlier call or a loop: it would "
-            "give nothing. Make a new one for each call."
+            f"the generator {value.__qualname__} has already been read to its end, by an earlier call or a loop, so it "
+            "would yield nothing. Make a new one for each call."
         )
     return kind is Iterator or not isinstance(value, Collection)
 

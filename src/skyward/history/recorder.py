@@ -125,7 +125,7 @@ class Recorder:
                 if self.meanwhile is not None:
                     self.meanwhile()
             except Exception:  # the pool goes on without it
-                log.exception("the history of this pool is not written any more")
+                log.exception("the history of this pool is no longer written")
                 self._failed = True
                 return
             if not looked:  # not sooner: a pool that opens has better things to do
@@ -194,7 +194,7 @@ class Recorder:
                 view = view[os.write(self._file, view) :]
         except OSError as exc:
             self._failed = True
-            log.warning("the history of this pool is not written any more: %s (%s)", exc.strerror, self.path)
+            log.warning("the history of this pool is no longer written: %s (%s)", exc.strerror, self.path)
 
 
 def _made(pool: str, at: float, end: EndOfCall) -> Event:

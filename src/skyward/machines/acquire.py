@@ -75,7 +75,9 @@ def _acquired(
 
     def tell_left() -> None:
         if provider.rented and context.hurried():
-            context.warn(f"giving back was interrupted; a watchdog does it now. `sky ps` shows when {name} is gone.")
+            context.warn(
+                f"releasing machines was interrupted; a watchdog finishes it. `sky ps` shows when {name} is gone."
+            )
 
     def give_back() -> None:
         if context.hurried() and provider.rented:
@@ -87,7 +89,7 @@ def _acquired(
         except Exception as exc:
             if isinstance(exc, NotGivenBack) and not lease.hourly_cost:  # a program with its results need not fail
                 tell_left()
-                context.warn(f"{exc} A watchdog tries again now.")
+                context.warn(f"{exc} A watchdog is trying again.")
                 return
             watchdog.drop(_KEY)  # the error names what is left
             raise

@@ -427,7 +427,7 @@ def ask(provider: Provider, spec: Spec, count: int, name: str = "") -> Quotes:
     out, notes = (plan.ruled_out, plan.notes) if isinstance(plan, Plan) else ((), ())
     refused = [Refusal(name, item.what, item.why) for item in out]
     if not quotes and not refused and not small:
-        refused = [Refusal(name, "", "it offers nothing for this")]
+        refused = [Refusal(name, "", "it has nothing that fits")]
     return Quotes(sorted_quotes(quotes), (*small, *refused), tuple(notes))
 
 

@@ -319,7 +319,7 @@ def _nobody(error: SkywardError | None) -> bool:
 
 def _ended(item: Found) -> Outcome:
     if in_use(item.pool):  # asked again: somebody may have begun to end it meanwhile
-        return Outcome(item, "left alone", "somebody is ending it already")
+        return Outcome(item, "left alone", "another process is already ending it")
     try:
         return Outcome(item, "ended", receipt=item.provider.give_back(item.pool, log.info))
     except SkywardError as exc:

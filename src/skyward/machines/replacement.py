@@ -296,7 +296,7 @@ class Replacements:
                 self._take_back(node)
                 if pause is None:
                     raise
-                self._place.tell(node, f"no other machine yet: {_short(exc)}. The next try is in {pause:.0f} s")
+                self._place.tell(node, f"no replacement yet: {_short(exc)}. Trying again in {pause:.0f} s")
                 if not self._place.pause_for(pause):
                     raise PoolClosed("the pool was closed.") from None
 

@@ -462,7 +462,7 @@ class Agent:
             self._tell(AgentToClient.Sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))
 
     def _leave_fork_server(self) -> None:
-        text = f"the process that starts the others has not answered for {_UNANSWERED:.0f} s, and is replaced"
+        text = f"the fork server has not answered for {_UNANSWERED:.0f} s and is being replaced"
         self._home.tell_now(AgentToClient.Warning(f"{text}. What runs on this machine is lost."))
         self._home.flush()
         os._exit(UNANSWERED)

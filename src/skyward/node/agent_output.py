@@ -82,7 +82,7 @@ class OutputRelay:
     def say_left_out(self, stream: Stream = "stderr", call: str | None = None, place: int = 0) -> None:
         if self._left_out:
             lines, size, self._lines, self._left_out = self._lines, self._left_out, 0, 0
-            note = f"\n... {lines:,} lines ({size:,} bytes) of output are left out here: {self._why} ...\n".encode()
+            note = f"\n... {lines:,} lines ({size:,} bytes) of output are omitted here: {self._why} ...\n".encode()
             self._pass_on(stream, call, place, note)
 
     def _tell(self, stream: Stream, call: str | None, place: int, data: Any) -> None:
@@ -98,7 +98,7 @@ class OutputRelay:
         if not self.home.connected:
             return "the client was away" if self.home.kept_bytes > _LIMIT_ALONE else ""
         if self._thinning or self._under_way > 2 * self.window:
-            return "they came faster than the client's listeners, or the network, take them"
+            return "they came faster than the client's listeners, or the network, could take them"
         return ""
 
     def _pass_on(self, stream: Stream, call: str | None, place: int, data: Any) -> None:

@@ -193,7 +193,7 @@ class Bodies:
         try:
             pieces, moved, _ = self._packed(call, result, "result", self._settings["max_result"])
         except NotSerializable as exc:
-            text = f"{call.about['name']} ran, but its result cannot come home: {exc}"
+            text = f"{call.about['name']} ran, but its result cannot be sent back: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
         failed = result[1] if "each" in call.about and result[1] else None
         return partial(Returned, blobs=moved or NO_BLOBS, failed=failed, buffers=pieces)
@@ -341,7 +341,7 @@ def _tell_of_call(name: str, result: Any) -> None:
         _told.add(name)
         called = getattr(result, "name", "fn")
         print(
-            f"skyward: {name} has returned {result!r}, a call that nobody has run. A body runs a compute function with "
+            f"skyward: {name} has returned {result!r}, a call that was never run. A body runs a compute function with "
             f"`{called}.local(...)`.",
             file=sys.stderr,
         )

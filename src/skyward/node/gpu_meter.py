@@ -25,9 +25,9 @@ _SLOWDOWNS = {
 }
 # https://docs.nvidia.com/deploy/xid-errors
 _XIDS = {
-    13: "an exception in a program on the GPU, mostly the program's own mistake",
-    31: "a program on the GPU has used a wrong address, mostly the program's own mistake",
-    43: "a program on the GPU was stopped, mostly for its own mistake",
+    13: "an exception in a program on the GPU, usually a bug in the program",
+    31: "a program on the GPU used an invalid address, usually a bug in the program",
+    43: "a program on the GPU was stopped, usually because of a bug in it",
     45: "a program on the GPU was ended",
     48: "an error in its memory that cannot be corrected",
     63: "a page or row of its memory is retired",

@@ -313,7 +313,7 @@ def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
     try:
         return json.loads(base64.urlsafe_b64decode(given.strip()))
     except (ValueError, binascii.Error):
-        raise Over("what was given is not the text of a pool; copy all of it, and nothing else") from None
+        raise Over("this is not a pool's text; copy all of it and nothing else") from None
 
 
 def _first_line(path: str, mark: str = "") -> str:
@@ -405,7 +405,7 @@ class _Joiner:
     def _on_notice(self, number: int, frame: Any) -> None:
         """A scheduler may send SIGTERM to all processes, which is not the end yet."""
         if not self._joined:
-            raise Over("it was ended before it had joined")
+            raise Over("it was stopped before it joined")
         self._give_notice(self._grace)
 
     def _on_hangup(self, number: int, frame: Any) -> None:
@@ -650,7 +650,7 @@ def main(argv: list[str] | None = None) -> int:
     _reset()
     parser = argparse.ArgumentParser(prog="sky join", description="Makes this machine a node of a pool.")
     parser.add_argument("--file", help="the file, mode 0600, with the text that the pool has given")
-    parser.add_argument("--place", type=int, help="which place this is, from 0 on (default: the engine's variables)")
+    parser.add_argument("--place", type=int, help="which place this is, from 0 on (default: the scheduler's variable)")
     parser.add_argument("--stdin", action="store_true", help="end when standard input ends; may hold the text")
     given = parser.parse_args(argv)
     numbers = [os.environ[name] for name in _PLACES if os.environ.get(name, "").isdigit()]

@@ -274,7 +274,7 @@ class Runners:
     def ask_stack(self, name: str, call: str | None) -> str:
         process = self._processes.get(name)
         if process is None or process.pid is None or process.eof:
-            return "its process is gone, or not there yet"
+            return "its process has ended, or has not started yet"
         thread = process.pid if call is None else process.status.native_ids().get(call)
         if not thread:
             return "it has not begun, or has just ended"

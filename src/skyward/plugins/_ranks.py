@@ -197,8 +197,8 @@ class Rendezvous:
     def _failure(self, missing: list[int]) -> SkywardError:
         limit = f"{self.option}={self.seconds:g} s" if self.option else f"{self.seconds:g} s"
         return SkywardError(
-            f"{self._waiting(missing)}. It needs {everyone(self.info)}, but {called(self.info, missing)} did not come "
-            f"within {limit}. {_ADVICE}"
+            f"{self._waiting(missing)}. It needs {everyone(self.info)}, but {called(self.info, missing)} did not "
+            f"arrive within {limit}. {_ADVICE}"
         )
 
     def _taken(self, reason: str) -> SkywardError:

@@ -307,7 +307,7 @@ class PoolState:
         if self._unwanted:
             raise PoolClosed(
                 "the pool was closed while it was opening, by another thread or a listener; what was started for it "
-                "is ended. Open it again if it is needed."
+                "was ended. Open it again if you need it."
             )
 
     @contextmanager

@@ -56,7 +56,7 @@ def watch(pool: ComputePool) -> None:
 def _close_forgotten(*_: object) -> None:
     for reference in [weakref.ref(pool) for pool in _watched if pool.is_active]:
         if not _is_used(reference) and (pool := reference()) is not None:
-            print(f"{pool.name}: no name refers to this pool any more; it is closed.", file=sys.stderr)
+            print(f"{pool.name}: no name refers to this pool any longer, so it is closed.", file=sys.stderr)
             pool.close()
 
 

@@ -129,7 +129,7 @@ def no_more_will_come(cluster: Any, per: Per) -> str:
         return ""
     if cluster.plan - cluster.observed:  # some that were asked for are on their way
         return ""
-    return "the cluster starts no more by itself: call its scale() or adapt(), or ask for fewer nodes"
+    return "the cluster will not start more by itself: call its scale() or adapt(), or ask for fewer nodes"
 
 
 class Guest:

@@ -156,7 +156,7 @@ def test_time_outs_say_what_was_waited_for(world: World) -> None:
     world.ask("r1", "queue", "put", 1, values=(b"b",), timeout=3)
     world.ask("r2", "queue", "put", 1, values=(b"c",), timeout=9)
     [(_, code, text)] = world.tick(3)
-    assert text == "queue 'x' was full for 3 s: it has 1 of 1 items; 1 others wait, too."
+    assert text == "queue 'x' was full for 3 s: it has 1 of 1 items; 1 others are waiting, too."
     world.ask("r0", "event", "wait", timeout=1, name="go")
     assert world.tick(1) == [("r0", "timeout", "event 'go' was not set within 1 s.")]
     assert world.state.due() == pytest.approx(109.5 + 2.0, abs=3)
@@ -214,7 +214,7 @@ def test_a_barrier_names_who_is_missing_and_breaks_for_the_others(world: World) 
     assert late == (
         "r0",
         "timeout",
-        "barrier 'x': within 5 s 2 of 3 have arrived (rank 0 and rank 2); rank 1 did not come.",
+        "barrier 'x': within 5 s 2 of 3 have arrived (rank 0 and rank 2); rank 1 did not arrive.",
     )
     assert broken[:2] == ("r2", "broken")
     assert broken[2] == ["barrier 'x' is broken: rank 0 has given up after 5 s. The next wait begins again.", 0]

@@ -216,7 +216,7 @@ class Shared:
                 away[0] = now
             elif now - away[0] > PATIENCE:
                 del self._peers[node]
-                self._give_up(node, f"nothing was heard of its node for {now - away[0]:.0f} s")
+                self._give_up(node, f"nothing was heard from its node for {now - away[0]:.0f} s")
         if self._peers:
             self._timers.after(_LOOK, self._look_at_peers)
 

@@ -279,7 +279,7 @@ class Queue(Collection):
 
     def late(self, request: Request) -> tuple[str, list[Reply]]:
         others = len(self.waiting) - 1
-        also = f"; {others} others wait, too" if others > 0 else ""
+        also = f"; {others} others are waiting, too" if others > 0 else ""
         self.waiting.remove(request)
         within = seconds(request.timeout or 0)
         if request.values:
@@ -329,7 +329,7 @@ class Lock(Collection):
         if holder is None or holder.asker is not request.asker or self._token != request.arguments[0]:
             now = "nobody holds it now" if holder is None else f"{holder.asker.label} holds it now"
             raise Refused(
-                "lock lost", f"{self} is not held by this process any more ({now}): it was given up as lost meanwhile."
+                "lock lost", f"{self} is no longer held by this process ({now}): it was given up as lost meanwhile."
             )
         return [done(request), *self._pass_on(request.since)]
 
@@ -348,7 +348,7 @@ class Lock(Collection):
         if holder.asker is request.asker:
             return f"{text}, and that is this process itself; a lock cannot be acquired twice.", []
         others = len(self.waiting)
-        return text + (f"; {others} others wait for it, too." if others else "."), []
+        return text + (f"; {others} others are waiting for it, too." if others else "."), []
 
     def gone(self, asker: Asker, now: float) -> list[Reply]:
         held = self._holder is not None and self._holder.asker is asker
@@ -427,7 +427,7 @@ class Barrier(Collection):
             return text
         here = {each.asker.rank for each in self.waiting}
         missing = [f"rank {rank}" for rank in range(self._needed) if rank not in here]
-        return f"{text}; {listed(missing)} did not come" if missing else text
+        return f"{text}; {listed(missing)} did not arrive" if missing else text
 
     def _break(self, why: str, cause: Request | None, rank: int | None = None) -> list[Reply]:
         left, self.waiting = self.waiting, deque()
@@ -651,7 +651,7 @@ class SharedState:
         if values and self._size + sum(map(len, values)) > ROOM:
             raise Refused(
                 "too large",
-                f"{found} takes no more: the shared collections of the pool have {self._size >> 20:,} of "
+                f"{found} cannot take more: the shared collections of the pool have {self._size >> 20:,} of "
                 f"{ROOM >> 20:,} MiB. Remove what is not needed, or pass large data as arguments and results of calls.",
             )
         return found

@@ -97,7 +97,7 @@ def image_parameter(accelerator: str, architecture: str, ubuntu: str) -> str | N
 def without_image(accelerator: str) -> str:
     if accelerator == _INF1:
         return (
-            'AWS\'s Neuron images have no driver for the first Inferentia any more; ask for accelerator="Inferentia2" '
+            'AWS\'s Neuron images no longer have a driver for the first Inferentia; ask for accelerator="Inferentia2" '
             "(inf2), or give an older image with ami=..."
         )
     return f"AWS has no image with drivers for {accelerator}; give one with ami=..."

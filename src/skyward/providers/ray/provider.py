@@ -213,7 +213,7 @@ class RayLease(JoinedLease):
         """
         deadline = time.monotonic() + timeout
         if self.headless:
-            raise SkywardError("the Ray cluster has no head any more")
+            raise SkywardError("the Ray cluster no longer has a head")
         with self._lock:
             lost = [number for number, place in self._places.items() if not place.awaited and self._gone(number, place)]
             moved = len(lost) >= count
