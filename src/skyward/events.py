@@ -1,4 +1,4 @@
-"""What happens in a pool, as frozen records; the console, the logs, tests and users listen."""
+"""What happens in a pool, as frozen records for listeners."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PoolOpening(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodePhase(Event):
-    """A node began a step of its set-up; `node` is None for steps that concern them all."""
+    """A node began a step of its set-up; `node` is None for steps of all."""
 
     node: int | None
     phase: str
@@ -63,7 +63,7 @@ class NodePhase(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodePlaced(Event):
-    """A node is started on a machine; `sky ssh` reads here how a person gets a shell there. No secret is in it."""
+    """A node is started on a machine; `sky ssh` reads here how to get a shell there. No secret is in it."""
 
     node: int
     machine: str
@@ -91,17 +91,17 @@ class PoolOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolCost(Event):
-    """What the machines of the pool cost from now on; not sent where they cost nothing."""
+    """What the machines cost from now on; not sent where they cost nothing."""
 
     hourly: float
-    """Dollars an hour for all of them, with disks and public addresses; infinite where a price is not known."""
+    """Dollars per hour for all of them, with disks and public addresses; infinite where a price is unknown."""
     budget: float | None = None
     """Dollars that they may cost in all, if that was said."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLength(Event):
-    """How many calls wait for a free slot; sent about once per second, when it has changed."""
+    """How many calls wait for a free slot; at most about once per second."""
 
     calls: int
 
@@ -168,10 +168,9 @@ KeepEnd = Callable[[EndOfCall], None]
 
 @dataclass(frozen=True, slots=True)
 class Output(Event):
-    """One line that a node's process wrote, without its line end; the process is `rank`.
-
-    `call` is None where it cannot be told (C code beside threads). `progress` marks a line that a carriage return
-    will overwrite, such as a progress bar; its last state comes as an ordinary line.
+    """One line that a node's process (`rank`) wrote, without its line end. `call` is None where it is unknown (C code
+    beside threads). `progress` marks a line that a carriage return will overwrite; its last state comes as an
+    ordinary line.
     """
 
     node: int
@@ -184,7 +183,7 @@ class Output(Event):
 
 @dataclass(frozen=True, slots=True)
 class Log(Event):
-    """A record that a body has logged, where this program has handlers: they get it, too."""
+    """A record that a body has logged, where this program has handlers."""
 
     node: int
     logger: str
@@ -200,7 +199,7 @@ class Log(Event):
 
 @dataclass(frozen=True, slots=True)
 class Warned(Event):
-    """A body has given a warning (`warnings.warn`) that the filters of this program let through."""
+    """A warning of a body (`warnings.warn`) that this program's filters let through."""
 
     node: int
     kinds: tuple[str, ...]
@@ -233,19 +232,19 @@ class Progress(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress(Event):
-    """How far a group of calls is (`sky.gather`, `pool.map`, joblib), a few times a second, and at its end."""
+    """Progress of a group of calls (`sky.gather`, `pool.map`, joblib), a few times per second, and at its end."""
 
     group: int
     name: str
     done: int
     """How many have ended well."""
     total: int | None
-    """How many there are; None while that is not known, as with an iterator of joblib's that is not at its end."""
+    """How many there are; None while unknown."""
     seconds: float
     """Since it began."""
     failed: int = 0
     over: bool = False
-    """Whether this is the last that is told of it: what is neither done nor failed was stopped."""
+    """Whether this is the last: what is neither done nor failed was stopped."""
 
     @property
     def rate(self) -> float:
@@ -254,7 +253,7 @@ class GroupProgress(Event):
 
     @property
     def left(self) -> float | None:
-        """How many seconds the rest will take at this rate; None while that cannot be told."""
+        """Seconds that the rest will take at this rate; None while unknown."""
         if self.over:
             return 0.0
         ended = self.done + self.failed
@@ -263,9 +262,8 @@ class GroupProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """How busy a GPU of a node is; None where its driver does not say (such as the use of a MIG slice).
-
-    Other programs on the machine count too: these are figures of the GPU, not of the node's own processes.
+    """How busy a GPU is, other programs included; None where its driver does not say (such as the use
+    of a MIG slice).
     """
 
     index: int
@@ -284,9 +282,8 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class NodeSample(Event):
-    """How busy a node is: CPU in per cent of one core, memory in bytes, of the node's own processes.
-
-    Sent about once a second. `gpus` is empty on a node without GPUs, and until they have answered for the first time.
+    """How busy a node is: CPU in per cent of one core, memory in bytes, of the node's own processes. Sent about once
+    per second. `gpus` is empty until they have answered.
     """
 
     node: int
@@ -329,7 +326,7 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class BroadcastStalled(Event):
-    """A broadcast, or a call to one node of a group, gets nowhere: some ranks wait for others. Told once."""
+    """Some ranks of a broadcast, or of one node's call in a group, wait for others. Sent once."""
 
     name: str
     waiting: tuple[int, ...]
@@ -353,4 +350,4 @@ class PoolClosed(Event):
     """How many calls have ended, in any way; every item of `pool.map` is one."""
     failed: int = 0
     stopped: int = 0
-    """How many of them neither returned nor failed: they were cancelled, or ended with the block or the pool."""
+    """How many neither returned nor failed: they were cancelled, or ended with the block or the pool."""

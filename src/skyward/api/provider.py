@@ -257,9 +257,8 @@ class Provider(ABC):
 
     @abstractmethod
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
-        """What is available for `count` nodes of `spec`, the first choice first. Creates nothing.
-
-        The text of what it returns is shown to people, so it may be more than a list.
+        """What is available for `count` nodes of `spec`, the first choice first. Creates nothing. Its text is shown to
+        people.
         """
 
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
@@ -268,27 +267,25 @@ class Provider(ABC):
 
     @abstractmethod
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
-        """`count` machines of `spec` that run and have addresses, within `timeout` seconds; if not, nothing is left.
+        """`count` running machines of `spec` with addresses, within `timeout` seconds; if not, nothing is left.
 
-        `pool` is a new name, and goes on everything created. `report` tells the user what is being waited for.
-
-        They may be fewer if the spec has `min_nodes`, but not fewer than that; an elastic provider is asked for the
-        others later, with `Lease.more`.
+        `pool` is a new name, and goes on everything created. `report` tells the user what is being waited for. They may
+        be fewer if the spec has `min_nodes`, but not fewer than that; an elastic provider gets the others later, with
+        `Lease.more`.
         """
 
     def give_back(self, pool: str, report: Report) -> object:
         """Ends everything that was created for a pool and confirms it; returns a receipt, or None if nothing was.
 
-        Called when a lease is closed and, if its process was killed, by another one: it may be repeated, it works
-        without the ledger, and what is gone already is no error. If something is left, it raises `NotGivenBack`.
-        `report` tells the user what is being waited for.
+        Called when a lease is closed or, if its process was killed, by another one: it may be repeated, works without
+        the ledger, and what is gone is no error. If something is left, it raises `NotGivenBack`. `report` tells the
+        user what is being waited for.
         """
         return None
 
     def find(self) -> list[Leftover]:
-        """Everything that exists for pools of this user, whoever opened them, found without the ledger.
-
-        What carries a pool's tag without proof that it was made for it says so in `foreign`; it is listed, never ended.
+        """Everything that exists for pools of this user, without the ledger. What carries a pool's tag without proof
+        says so in `foreign`; it is listed, never ended.
         """
         return []
 

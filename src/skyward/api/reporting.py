@@ -63,11 +63,12 @@ _lock = threading.RLock()  # a signal handler of a body may report, too
 def progress(step: float, total: float | None = None, **metrics: float) -> None:
     """Reports progress: `sky.progress(step, total, loss=0.3)`; the live view and `events.Progress` show it.
 
-    `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers;
-    a tensor on a GPU is waited for. Every report comes to listeners and the history, also the last one of a body that
-    fails or is stopped. A call may send 1,000 at once and 1,000 a second (5,000 for all processes of a pool together);
-    of more, several become one, with the newest value of each name. Reports take the way of stderr: where that is
-    silenced or redirected, they are dropped. Outside a pool it does nothing.
+    `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers; a
+    tensor on a GPU is waited for.
+
+    A call may send 1,000 at once and 1,000 per second (5,000 for all processes of a pool together); of more, several
+    become one, with the newest value of each name. Reports travel on stderr: where that is silenced or redirected, they
+    are dropped. Outside a pool it does nothing.
     """
     if _send is None:
         return

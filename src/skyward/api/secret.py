@@ -37,9 +37,8 @@ __all__ = [
 class Secret:
     """A text that is shown nowhere, such as a token or a password; `reveal()` returns it.
 
-    Accepted where values go to nodes: `Image(env=, shell_vars=)`, `PipIndex(password=)`, arguments of plugins and of
-    calls. A call gets it as a Secret. Its repr, str and format are ***, and *** stands in its place in the output and
-    the errors that come from nodes. It can be pickled, which is how it travels over the pool's encrypted connections:
+    Accepted in `Image(env=, shell_vars=)`, `PipIndex(password=)`, arguments of plugins and of calls, which get a
+    Secret. Its repr, str and format are ***, also in the output and the errors that come from nodes. It can be pickled:
     a pickle that you write to a file holds the value. JSON refuses it.
     """
 

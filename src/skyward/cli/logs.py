@@ -72,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_run(arguments: argparse.Namespace) -> int:
-    """What the program of a detached run has printed."""
     from skyward.cli.attach import follow
     from skyward.pool.run import Run
 
@@ -85,7 +84,6 @@ def _print_run(arguments: argparse.Namespace) -> int:
 
 
 def _print(found: Iterable[Event], arguments: argparse.Namespace, entry: Entry) -> bool:
-    """Prints the selected events; returns whether the pool was closed."""
     from skyward.history.failed_calls import replayable
     from skyward.history.lines import line
     from skyward.view.terminal import clean, coloured

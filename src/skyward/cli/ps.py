@@ -196,7 +196,6 @@ class Row:
     pid: int | None = None
     host: str = ""
     machines: str = ""
-    """The name for `sky down`, if machines are rented."""
     left: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -1,7 +1,7 @@
-"""What the pure logic of the client says is to be done. `Engine._do` does what `Action` names.
+"""What the pure logic of the client wants done. `Engine._do` does what `Action` names.
 
-Nodes, StallWatch --> Core --> Engine         Lose and Stall end in Core
-Kept --> ClientCalls --> Core                 Unblock, MakeAgain, Unwanted and CallBack end in ClientCalls
+Nodes, StallWatch --> Core --> Engine          Lose and Stall end in Core
+Kept --> ClientCalls --> Core                  Unblock, MakeAgain, Unwanted and CallBack end in ClientCalls
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What nodes send besides the states of calls: results, items of streams, output, and parts of large buffers."""
+"""Results, items of streams, output, and parts of large buffers that nodes send."""
 
 from __future__ import annotations
 

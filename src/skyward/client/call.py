@@ -46,7 +46,7 @@ _STACK_GLOBAL = b"\x93"
 
 
 class CallFuture(UserFuture[T]):
-    """A future whose result is unpickled when it is asked for, and whose cancel() stops the body."""
+    """Unpickles its result when it is asked for; its cancel() stops the body."""
 
     def __init__(self, name: str, user: UserCode | None = None) -> None:
         super().__init__(user)
@@ -55,7 +55,6 @@ class CallFuture(UserFuture[T]):
         self.sent = False
         self.unasked = False  # whether somebody has it who should hear of a failure, and nobody has asked so far
         self.call = ""
-        """The id of its call, in events."""
         self.on_load: Callable[[Any], None] | None = None
         """Gets the result when it is unpickled, first."""
         self.owner: object = None
@@ -153,8 +152,6 @@ class CallFuture(UserFuture[T]):
 
 @dataclass(slots=True)
 class Packed:
-    """A value as a node has sent it."""
-
     blobs: Blobs
     pieces: list[Any]
     incomplete: str | None = None
@@ -166,8 +163,6 @@ def new_id() -> str:
 
 
 class Call:
-    """One call on its way."""
-
     __slots__ = (
         "about",
         "announced",
@@ -284,7 +279,7 @@ def _glance(pending: PendingCompute[Any]) -> str:
 
 
 def discard(named: Blobs) -> None:
-    """Removes the files of a result; large ones in a thread, since the I/O thread may call."""
+    """Large files in a thread, since the I/O thread may call."""
     files = list(named.values())
     act = partial(_remove, [path for path, _ in files])
     run_in_thread(act) if sum(size for _, size in files) >= _SLOW_TO_REMOVE else act()
@@ -324,7 +319,7 @@ def unpacked(name: str, packed: Packed) -> Any:
 
 
 def is_light(packed: Packed) -> bool:
-    """Whether unpickling takes no time worth a thread: no class or function, so no code runs."""
+    """Whether unpickling runs no code, and so needs no thread."""
     if packed.blobs or sum(map(nbytes, packed.pieces)) >= _LIGHT:
         return False
     return _STACK_GLOBAL not in bytes(packed.pieces[0])

@@ -200,8 +200,8 @@ class ClientCalls:
         return (call for call in self.calls.values() if call.stream is None and call.stopping is None)
 
     def streams(self) -> list[Call]:
-        """Streams that were not stopped, those that have not begun first, so that none starts in the
-        place of another.
+        """Streams that were not stopped; those that have not begun come first, so that none starts in
+        another's place.
         """
         found = [call for call in self.yielding.values() if call.stopping is None]
         return sorted(found, key=lambda call: (call.stream is not None, call.node is not None))
@@ -308,7 +308,6 @@ class ClientCalls:
         return self._settled()
 
     def fail_waiting(self, number: int, reason: str, now: float) -> list[Action]:
-        """Fails waiting calls when no node is left or coming."""
         self._now = now
         for call in self.dispatch.waiting():
             self._step(call, "abandon", (NodeLost(number, call.name, reason, call.attempt), "lost", 0.0))
@@ -402,7 +401,7 @@ class ClientCalls:
         self._step(call, "lost" if again else "lost for good", (lost, "lost", 0.0))
 
     def _at(self, number: int, call_id: str) -> Call | None:
-        """None unless that node has it: a lost node may report calls that others have now."""
+        """None unless that node has it: a lost node may report calls that others have."""
         call = self.calls.get(call_id)
         return call if call is not None and call.node == number else None
 

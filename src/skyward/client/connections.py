@@ -155,9 +155,7 @@ class Connections:
     # from any thread
 
     def post(self, number: int, messages: Sequence[Message], refused: Refusal | None = None) -> None:
-        """Messages arrive once, in order. One that is too large is not sent: `refused` gets it, or
-        TooLarge is raised.
-        """
+        """Messages arrive once, in order. A large one is not sent: `refused` gets it, or TooLarge is raised."""
         sent, buffers = list[Raw](), list[Any]()
         for message in messages:
             raw, its_buffers = message.encoded()
@@ -295,7 +293,6 @@ class Connections:
     # the polling thread
 
     def poll(self, timeout: float) -> list[Event]:
-        """Waits at most `timeout` seconds; returns events in order."""
         self.drop_renounced()
         if self._unsettled:
             self._register()
@@ -444,9 +441,9 @@ def given_up(
 ) -> bool:
     """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last message.
 
-    `lease` is None for a node of this computer. Another machine is lost at once if nobody listens there. If it does not
-    answer, it is lost only if other nodes do; otherwise the fault is rather on our side. `rejoined` seconds ago the
-    first of them was reached again: the others get as much time as an attempt takes.
+    `lease` is None on this computer. A machine where nobody listens is lost at once. One that does not answer is lost
+    only if other nodes do; otherwise the fault is rather on our side. `rejoined` seconds ago the first of them was
+    reached again: the others get as much time as an attempt takes.
     """
     if lease is None:
         return away > _HERE

@@ -82,8 +82,8 @@ class Core:
             raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
 
     def missing(self, numbers: Sequence[int], *, late: bool, overdue: bool = False) -> list[int]:
-        """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if `late` without a
-        connection. A node whose runners are being made is waited for until `overdue`.
+        """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if `late` not connected.
+        A node whose runners are being made has until `overdue`.
         """
         if not late and self.nodes.joining():
             return list(numbers)  # which rank is where is about to change

@@ -1,8 +1,8 @@
 """Which node gets which call: a pure bookkeeping of queues, slots and windows.
 
 The node with the fewest calls for its slots is next; of several, the one that ended a call last, since its caches are
-warm. A call waits a while for the node that it prefers. Calls are sent ahead when they are so short that a round trip
-would cost more than it saves. A call behind a long one is taken back when another node is idle.
+warm. Calls are sent ahead when they are so short that a round trip would cost more. A call behind a long one is taken
+back when another node is idle.
 """
 
 from __future__ import annotations

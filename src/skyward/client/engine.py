@@ -155,9 +155,7 @@ class Engine:
                 self._connections.post(number, [ClientToAgent.Terms(serial, left, drain)])
 
     def finish(self) -> tuple[bool, int]:
-        """Whether all calls that leaving the block waits for have ended, and how many streams this has stopped: a
-        stream may have no end, and holds a slot.
-        """
+        """Whether all calls that leaving the block waits for have ended, and how many streams this has stopped."""
         with self._lock:
             calls, stopped = self._core.calls, 0
             for call in calls.streams():
@@ -390,7 +388,6 @@ class Engine:
         self._changed.notify_all()
 
     def _do_fetch(self, number: int, wanted: Sequence[blobs.Blob], sources: Sequence[int]) -> None:
-        """A node that cannot reach the others asks us."""
         places = [(other, *place) for other in sources if (place := self._machines.address(other)) is not None]
         if places:
             messages = [ClientToAgent.Fetch(name, size, places) for name, size in wanted]
@@ -635,7 +632,6 @@ class Engine:
             return {node.number: node.gone for node in self._core.nodes.present}
 
     def ask_files(self, node: int, order: dict[str, Any]) -> Answers:
-        """See `node/files.py`."""
         with self._lock:
             self._check_open()
             if gone := self._core.nodes.all[node].gone:

@@ -42,7 +42,6 @@ _MOST_SEGMENTS = 1000
 _TRIES = 5
 
 Begin = Callable[[int], Callable[[int], None]]
-"""Gets the number of bytes to copy; returns a counter."""
 
 _SHOWN = 4_000_000
 _MEGABYTE = 1_000_000

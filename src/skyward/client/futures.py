@@ -207,9 +207,7 @@ class UserFuture(AwaitableFuture[T]):
         return self._state in _CANCELLED
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits on a lock of its own: an interrupt could leave the future's condition taken, and with it block the
-        thread that reads the links.
-        """
+        """Waits on its own lock: an interrupt could leave the future's condition taken, and block the I/O thread."""
         if not self.done():
             sleeper = _thread.allocate_lock()
             sleeper.acquire()
@@ -357,8 +355,8 @@ _STUCK = 1.0  # a listener that is at one event for longer is waited for no more
 
 
 class Worker:
-    """Runs functions one at a time, in order, on a daemon thread, so users' callbacks need no locks. With `patience`, a
-    longer function keeps its thread, and another one continues.
+    """Runs functions one at a time, in order, on a daemon thread. With `patience`, a longer function keeps its thread,
+    and another one continues.
     """
 
     def __init__(self, name: str, patience: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:

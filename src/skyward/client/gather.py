@@ -85,8 +85,8 @@ def combined(
     keep: bool = False,
     ended: Ended | None = None,
 ) -> AwaitableFuture[tuple[Any, ...]]:
-    """One future for several: a tuple, or the first failure; cancelling it cancels them all. `ended` is called for each
-    in the thread that has settled it.
+    """A tuple, or the first failure; cancelling it cancels them all. `ended` is called in the thread that has settled
+    each.
     """
     whole = _Combined(futures, calls, keep, ended)
     if not futures:
@@ -97,16 +97,12 @@ def combined(
 
 
 class Kept(Protocol):
-    """Where results of a map are kept for a later one."""
+    """Where results of a map are kept."""
 
     @property
-    def known(self) -> Mapping[int, Any]:
-        """Those that were there, by index."""
-        ...
+    def known(self) -> Mapping[int, Any]: ...
 
-    def keep(self, first: int, results: Sequence[Any]) -> None:
-        """Keeps results of items from number `first` on."""
-        ...
+    def keep(self, first: int, results: Sequence[Any]) -> None: ...
 
 
 def mapped(
@@ -119,8 +115,7 @@ def mapped(
     kept: Kept | None = None,
 ) -> list[Any]:
     """Applies the function of `each` to items, in chunks: small at first, then as large as measured time allows.
-    `count` gets how many more have ended well, and how many have failed. Results are kept before anything else is
-    done with them.
+    `count` gets how many more have ended well, and how many have failed.
     """
     if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
         raise not_for_generators(each.fn)
@@ -188,7 +183,6 @@ def mapped(
 
 
 def _next(at: int, size: int, known: Mapping[int, Any]) -> tuple[int, int]:
-    """The next unknown items, contiguous, not more than `size`."""
     while at in known:
         at += 1
     end = at + size
@@ -517,7 +511,6 @@ class GroupCounter:
 
 
 def name_of_all(calls: Sequence[PendingCompute[Any]]) -> str:
-    """What several calls are named together."""
     different = {(id(call.fn), call.label): call for call in calls}  # often one, while names take a while to make
     names = {call.name for call in different.values()}
     return names.pop() if len(names) == 1 else f"{len(names)} functions"

@@ -1,7 +1,7 @@
-"""Results that stay on nodes: who has them, which calls wait for them, when they are made again, when they go.
+"""Results that stay on nodes: who has them, which calls wait for them, when they are recomputed, when they go.
 
-call with .keep() --result--> "there", on a node <--taken by-- other calls; node to node, or through the client
-every node that has it is lost --> "making", if its call has attempts left; else "lost", and who needs it fails
+call with .keep() --result--> "there", on a node <--taken by-- other calls
+every node that has it is lost --> "making", if its call has attempts left; else "lost"
 """
 
 from __future__ import annotations

@@ -275,7 +275,6 @@ class Nodes:
     # the machinery
 
     def _step(self, node: Node, event: str) -> bool:
-        """Applies the state table; False if the event changes nothing."""
         row = NODES.get((node.state, event))
         if row is None:
             return False

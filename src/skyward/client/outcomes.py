@@ -55,7 +55,7 @@ def returned(call: Call, result: Returned) -> End:
 
 
 def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -> End:
-    """The end of a call without a result; in a map that keeps exceptions, every item gets it."""
+    """The end of a call without a result, also for every item of a map that keeps exceptions."""
     items = call.items if call.chunk is not None and call.chunk.keep and outcome != "cancelled" else 0
     return outcome, seconds, exceptions.as_text(error), items
 

@@ -1,4 +1,4 @@
-"""What nodes print, log and warn of: put into lines, kept, and passed to the user's own logging and warnings."""
+"""What nodes print, log and warn of, passed to the user's own output, logging and warnings."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Lines:
         self._shown = 0.0
 
     def feed(self, data: bytes | memoryview) -> list[tuple[str, bool]]:
-        """The lines that are complete; True marks one that will be overwritten (a progress bar). Marked lines still
-        have their secrets: masked JSON may be none.
+        """The complete lines; True marks one that will be overwritten (a progress bar). Marked lines keep their
+        secrets: masked JSON may be none.
         """
         whole = self._rest + bytes(data)
         *lines, self._rest = whole.split(b"\n")
@@ -199,7 +199,7 @@ def warning_filters() -> list[Filter]:
 
 
 class Watch:
-    """Whether logging or warnings were configured since nodes were told: cheap, since asked before each call."""
+    """Whether logging or warnings were configured since nodes were told; asked before each call."""
 
     def __init__(self) -> None:
         self._told = snapshot()

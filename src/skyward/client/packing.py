@@ -259,8 +259,8 @@ def _digest(packed: Packed) -> str:
 
 
 def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
-    """Positions and names of arguments that travel as streams: those annotated `Iterator[T]`, and `Iterable[T]` unless
-    the value is a collection, which may be iterated twice.
+    """Arguments annotated `Iterator[T]`, and `Iterable[T]` unless the value is a collection, which may be iterated
+    twice.
     """
     known = None if isinstance(call.fn, EachItem) else _iterator_annotations(call.fn)
     if known is None:

@@ -44,9 +44,7 @@ class Machines(Protocol):
 
     def replace(self, node: int) -> bool: ...
 
-    def replacing(self, node: int) -> bool:
-        """Whether a node is getting another machine."""
-        ...
+    def replacing(self, node: int) -> bool: ...
 
     def inquire(self) -> None: ...
 
@@ -56,7 +54,6 @@ class PoolSettings:
     pool: str
     nodes: int
     slots: int
-    """Concurrent calls per process."""
     emit: Callable[[events.Event], None]
     listening: Callable[[], object]
     release: Callable[[Sequence[str]], None]

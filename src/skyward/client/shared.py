@@ -1,4 +1,4 @@
-"""The client's part in shared collections: asks the server on node 0 over its link, and relays for nodes."""
+"""The client's part in shared collections: asks the server on node 0, and relays for nodes."""
 
 from __future__ import annotations
 

@@ -324,11 +324,10 @@ class Collective:
 
 
 def find(frames: Sequence[Frame], helpers: Sequence[Sequence[Frame]] = ()) -> Collective | None:
-    """The collective in which a body waits, known by the innermost frame; in each stack the outermost frame is first.
+    """The collective in which a body waits, known by the innermost frame; stacks are outermost first.
 
     A body that waits for another thread waits in a collective if some of the `helpers` do, and the rest wait for work.
-    A helper elsewhere, such as in a download, may make progress. A package that waits, as Keras does, waits for threads
-    that run its own functions, if there are any.
+    A package that waits, as Keras does, waits for threads that run its own functions, if there are any.
     """
     if not _waits_for_thread(frames):
         return _collective(frames)

@@ -1,6 +1,5 @@
-"""Large buffers between the client and other machines: each argument crosses the client's link once.
-
-The first node gets a buffer from here; the next ones get it from those that have it, or from here after all.
+"""Large buffers between the client and other machines: an argument crosses the client's link once, and goes on from
+node to node.
 """
 
 from __future__ import annotations

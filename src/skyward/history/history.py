@@ -1,4 +1,4 @@
-"""What happened in a pool, for programs: its calls, output, metrics and samples, as lists and as tables."""
+"""What happened in a pool, for programs: calls, output, metrics and samples, as lists and as tables."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class History:
 
     @property
     def state(self) -> str:
-        """ "closed", "open", "opening" or "closing", as the last event that says so; "killed" if nobody closed it."""
+        """ "closed", "open", "opening" or "closing"; "killed" if nobody closed it."""
         stage = self._state.stage or "opening"
         return stage if self.running or stage == "closed" else "killed"
 
@@ -106,7 +106,7 @@ class History:
         return self._state.provider
 
     def calls(self) -> list[CallRecord]:
-        """Every call that began, in that order, as its last attempt went; those that run have no `seconds` yet."""
+        """Every call that began, as its last attempt went; those that run have no `seconds` yet."""
         return list({call.id: call for call in self.attempts()}.values())
 
     def attempts(self) -> list[CallRecord]:
@@ -133,7 +133,7 @@ class History:
 
     @property
     def price_known(self) -> bool:
-        """Whether the price of all machines was known all the time, so that `cost` is all of it."""
+        """Whether the price of all machines was known all the time."""
         return self._state.price_known
 
     @property
@@ -142,7 +142,7 @@ class History:
         return self._state.priced
 
     def cost(self, now: float | None = None) -> float:
-        """What the machines have cost in dollars until `now` (seconds since 1970), by their price where it is known."""
+        """What the machines have cost in dollars until `now` (seconds since 1970), where prices are known."""
         last = self.events[-1].time if self.events else 0.0
         return self._state.spent((time.time() if now is None else now) if self.running else last)
 

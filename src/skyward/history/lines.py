@@ -1,7 +1,4 @@
-"""Events as lines of JSON, and back: one object a line, with the name of its kind and its fields.
-
-Lines of a newer version are read as far as they are known: other fields are left out, other kinds give nothing.
-"""
+"""Events as lines of JSON, and back. Unknown fields and kinds of newer versions are left out."""
 
 from __future__ import annotations
 
@@ -117,7 +114,7 @@ def _is_any_number(value: Any) -> bool:
 
 
 def _is_metric(value: Any) -> bool:
-    """Bodies report what they like: 3e18 operations, a loss that is not a number any more."""
+    """Bodies report what they like: 3e18, a loss that is not a number."""
     return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
@@ -237,10 +234,7 @@ def failure(ended: events.CallEnded) -> str:
 
 
 def summary(outcome: str, error: str) -> str:
-    """The `Type: message` line of an exception; of a crash, a time limit or a lost node, the first line.
-
-    `outcome` and `error` are those of `events.CallEnded`.
-    """
+    """The `Type: message` line of an exception, or the first line of a crash, a time limit or a lost node."""
     text = error.strip()
     if outcome == "error":
         if group := _GROUP.search(text):

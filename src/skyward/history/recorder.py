@@ -1,9 +1,8 @@
 """Writes a pool's events to its history, in a thread that costs callers next to nothing.
 
-any thread --record--> a list in memory --twice a second--> the writer's thread --> events.jsonl
+    any thread --record--> a list in memory --twice a second--> the writer's thread --> events.jsonl
 
-A call that began and ended between two writings has one line. A history stays below a limit: when it is nearly
-reached, only failures, warnings and what concerns the whole pool are written, and the rest is counted.
+When the limit is nearly reached, only failures, warnings and what concerns the whole pool are written.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Recorder:
             self._skipped += 1
 
     def record_end(self, end: EndOfCall) -> None:
-        """Keeps that a call has ended, for a pool that nobody else listens to: it costs a microsecond."""
+        """For a pool without other listeners: costs a microsecond."""
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append((time.time(), end))
         else:

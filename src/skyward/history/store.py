@@ -43,7 +43,6 @@ class Entry:
     began: float
     path: Path
     about: dict[str, Any]
-    """Who opened it: program, process, versions."""
 
     @property
     def running(self) -> bool:

@@ -155,9 +155,7 @@ def remove(pool: str, root: Path | None = None) -> None:
 
 @contextmanager
 def given_back(pool: str) -> Generator[Ledger | None]:
-    """Holds the ledger of a pool while it is given back; None if there is none. Afterwards the pool's files are
-    removed, unless the block fails.
-    """
+    """Holds the ledger of a pool while it is given back, then removes the pool's files, unless the block fails."""
     ledger = Ledger.resume(pool)
     try:
         yield ledger

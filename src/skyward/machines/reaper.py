@@ -117,9 +117,8 @@ def pools(
     profile: str | None = None,
     quiet: bool = False,
 ) -> list[Found]:
-    """Pools of this user, by ledgers and providers, in the providers' own regions, `regions`, and those that ledgers
-    name. For named pools with ledgers, only theirs are asked: ending one must not need anything else. `quiet` hides
-    providers that nobody uses.
+    """Pools of this user, by ledgers and providers. For named pools with ledgers, only their providers are asked:
+    ending one must not need anything else. `quiet` hides providers that nobody uses.
     """
     known = {provider.name: provider for provider in providers}
     # a ledger whose first line is lost does not say whose it is: then the first provider is asked

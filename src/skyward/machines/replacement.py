@@ -1,8 +1,7 @@
-"""Other machines for nodes that are lost, about to be taken away, or were missing when their pool opened.
+"""Other machines for nodes that are lost, about to be taken away, or missing.
 
-engine --replace, inquire--> Fleet (setup/fleet.py) --begin, inquire--> Replacements
-Replacements (a thread for each node) --prepare--> Fleet --another--> Supply --> lease
-                                      --await_vacant, connect--> engine
+engine --replace, inquire--> Fleet --begin, inquire--> Replacements (a thread for each node)
+Replacements --prepare--> Fleet --another--> Supply --> lease;  --await_vacant, connect--> engine
 """
 
 from __future__ import annotations
@@ -166,8 +165,6 @@ class Supply:
 
 
 class Source(Protocol):
-    """Gets machines and sets them up: `setup/fleet.py: Fleet`."""
-
     def wanted(self, node: int) -> bool: ...
 
     def prepare(self, node: int) -> Callable[[], None]: ...

@@ -213,7 +213,6 @@ class Agent:
         self.look_around()
 
     def look_around(self) -> None:
-        """Handles what other threads have queued: connections, blobs, notices."""
         while (admitted := self._listener.next()) is not None:
             if "terms" in admitted[1]:
                 self._take_terms(*admitted)

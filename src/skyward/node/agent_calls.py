@@ -257,7 +257,6 @@ class AgentCalls:
     # the machinery: one place for each thing that happens to a call
 
     def _step(self, call: NodeCall, event: str, verdict: Verdict | None = None) -> bool:
-        """Applies the state table; False if the event changes nothing."""
         row = CALLS.get((call.state, event))
         if row is None:
             return False
@@ -321,7 +320,6 @@ class AgentCalls:
             self._step(call, event)
 
     def _move(self, slot: Slot, event: str, status: int = 0, stderr: str = "") -> bool:
-        """Applies the state table; False if the event changes nothing."""
         actions = self._runners.move(slot, event, self._now, status, stderr)
         self._out += actions or ()
         return actions is not None

@@ -41,8 +41,6 @@ class Send(Record):
 
 
 class Tell(Record):
-    """Send a message to the client."""
-
     message: Message
 
 
@@ -189,7 +187,7 @@ class RunnerSlots:
         return [Tell(AgentToClient.Failed(error, self._generation, [b""]))]
 
     def _serving(self) -> list[Slot]:
-        """Runners that take calls or will, and a leaving one that must exit before its successor starts."""
+        """Including a leaving runner that must exit before its successor starts."""
         beside = ("leaving",) if self._hooks or self._threads == 1 else ()
         return [slot for slot in self.all.values() if slot.state in ("starting", "ready", "failed", *beside)]
 

@@ -1,7 +1,6 @@
 """The blobs (large buffers) of a node: arguments from the client or other nodes, results for the client.
 
-    client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...     an argument crosses the client's link once
-    client <--pieces-- node                                          a result, as the link has room for it
+    client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...
 
 A node on the client's computer shares the client's directory (`shared`).
 """
@@ -90,7 +89,6 @@ class BlobCache:
     # arguments
 
     def take(self, needed: Blobs) -> tuple[dict[str, blobs.Blob], set[str]]:
-        """Paths of a call's blobs, and which are missing."""
         names = [name for name, _ in needed.values()]
         with self._lock:
             found = {name: self._present.get(name) for name in names}

@@ -49,7 +49,6 @@ _NAMED = 80  # characters by which a file is told, beside those of its directory
 
 Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
 Hook = tuple[str, Callable[[Any], AbstractContextManager[Any]] | None, Decorate | None]
-"""Of a plugin: its name, `around_app` and `decorate`."""
 Ending = partial[Verdict]
 Send = Callable[[Message], None]
 

@@ -1,7 +1,7 @@
 """The network probe of `sky hosts check`: one file, standard library, Python 3.8 or later.
 
-Reads orders and writes answers as JSON lines. It listens until standard input ends, and answers only peers with this
-check's token. Keepers and clients also find their addresses with it.
+Orders and answers are JSON lines; it ends with standard input, and answers only peers with this check's token. Keepers
+and clients also find their addresses with it.
 """
 
 from __future__ import annotations

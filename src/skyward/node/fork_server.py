@@ -1,11 +1,10 @@
-"""The process from which runners are forked: small, single-threaded, and without user code of its own.
+"""The process from which runners are forked: small, single-threaded, and without user code.
 
-    keeper --control--> fork server       one socket for each agent is handed in here
     agent --its socket--> fork server     fork or kill a runner (AgentToForkServer)
     agent <--its socket-- fork server     a runner was forked, or has ended (ForkServerToAgent)
 
-Forking takes milliseconds where a fresh interpreter takes a hundred, and shares its memory. When an agent or the keeper
-is gone, so are the runners, and everything that their bodies have started.
+Forking is faster than a fresh interpreter and shares memory. When an agent or the keeper is gone, so are the runners,
+and everything that their bodies have started.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Where machines and a client meet that cannot reach each other: a program on a host that both reach.
 
     machine ──── TCP ───► relay ◄─── a socket file ─── sshd ◄═══ ssh ═══ client
-                            └─ passes on bytes that it cannot read
 
-Settings come on standard input. When that ends, the client is away, and machines are sent away to try again. It ends by
-SIGTERM, or with the lease. One file, standard library, any Python from 3.8 on.
+It passes on bytes that it cannot read. Settings come on standard input; when that ends, the client is away, and
+machines are told to try again. It ends by SIGTERM, or with the lease. One file, standard library, any Python from 3.8
+on.
 """
 
 from __future__ import annotations

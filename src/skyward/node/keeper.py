@@ -216,7 +216,6 @@ class _Keeper:
 
     @property
     def _terms(self) -> Terms:
-        """What counts: of what agents were told, never beyond the longest life that the keeper began with."""
         found = self._page.read().hear(self._born)
         return replace(found, deadline=min(found.deadline, self._born + self._ttl))
 

@@ -1,8 +1,6 @@
 """Who reads a runner's socket: its main thread while it is idle, a helper thread once a body takes longer.
 
-One thread alone costs one wake-up per call. After each tick the helper checks whether a body has run that long, and
-reads then; with the next message it gives the socket back. Pure: each method of `Turn` is one step, and returns what to
-do.
+This costs one wake-up per call. Each method of `Turn` is one step, and returns what to do. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ class Turn:
     # the helper
 
     def look(self) -> Literal["read", "rest", "again"]:
-        """What to do after a tick, or when woken."""
         with self._lock:
             unchanged, self._seen = self._body == self._seen, self._body
             if self.running:

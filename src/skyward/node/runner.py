@@ -551,7 +551,6 @@ class RunnerCalls(Generic[C]):
         return [call for call in list(self.calls.values()) if call.state != "waiting"]
 
     def _step(self, call: C, event: str) -> tuple[str, ...] | None:
-        """Applies the state table; None if the event changes nothing."""
         row = CALLS.get((call.state, event))
         if row is None:
             return None

@@ -31,8 +31,6 @@ class Refused(ConnectionError):
 
 
 class FoundGpu(TypedDict):
-    """The fields of `api/hardware.py: Gpu`."""
-
     uuid: str
     name: str
     index: NotRequired[int]
@@ -47,7 +45,6 @@ class Greeting(TypedDict, total=False):
     incarnation: str
     session: str
     received: int
-    """The number of the last frame that has come."""
     unread: int
     """How often in a row the next frame could not be read."""
     node: int

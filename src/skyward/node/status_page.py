@@ -3,9 +3,8 @@
     entry = version (u64) | began (f64, monotonic clock) | entered (f64) | call id (12 bytes) | id of the thread (u32)
     after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
 
-It survives the process, so after a crash the agent knows which calls had begun. A call begins before it is unpickled,
-which runs user code; `entered` is recorded for calls with a timeout only. An odd or changing version marks a write in
-progress.
+It survives the process, so after a crash the agent knows which calls had begun: before they are unpickled, which runs
+user code. `entered` is recorded for calls with a timeout only. An odd or changing version marks a write in progress.
 """
 
 from __future__ import annotations

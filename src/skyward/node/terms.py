@@ -72,7 +72,6 @@ class TermsPage:
         return TermsSlot(self._memory, index, changed)
 
     def read(self) -> Terms:
-        """What all slots say together."""
         self._known = [read_slot(self._memory, index) or known for index, known in enumerate(self._known)]
         return merged(self._known)
 

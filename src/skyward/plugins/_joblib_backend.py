@@ -109,7 +109,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return count
 
     def get_nested_backend(self) -> tuple[Any, int | None]:
-        """Nodes make their own nested backend; see `_Runs`."""
+        """See `_Runs`."""
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
     def compute_batch_size(self) -> int:

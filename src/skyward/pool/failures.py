@@ -132,7 +132,6 @@ class _FailedCalls:
         return ""
 
     def flush(self) -> None:
-        """Writes what is noted."""
         while self._waiting and os.getpid() == self._owner:
             with self._writing:
                 if not self._waiting:

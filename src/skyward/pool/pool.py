@@ -416,8 +416,8 @@ class ComputePool(Collections, Mistakes):
     def _finish(self) -> None:
         """Waits for the calls that have not ended, and for what their callbacks send; stops streams.
 
-        Callbacks are waited for as long as they end; one that takes long may wait for the pool to be closed. Another
-        thread that closes the pool ends this. It takes no lock while it waits: a Ctrl-C leaves none taken.
+        A callback that takes long may wait for the pool to be closed, so callbacks are waited for only as long as they
+        end. It takes no lock while it waits: a Ctrl-C leaves none taken.
         """
         began, told, settled, callbacks = time.monotonic(), False, False, self._user.callbacks
         stopped, pauses = 0, backoff(0.001, _LOOK)
@@ -449,9 +449,8 @@ class ComputePool(Collections, Mistakes):
             lifetime.drop(self)
 
     def close(self) -> None:
-        """Stops every call and gives everything back; safe to call twice, and from any thread.
-
-        Leaving the with-block normally waits for calls that were submitted; this does not.
+        """Stops every call and gives everything back; safe to call twice, and from any thread. Leaving the with-block
+        normally waits for submitted calls; this does not.
         """
         self._close("the pool was closed")
 
@@ -802,8 +801,8 @@ class ComputePool(Collections, Mistakes):
     def put(self, value: T) -> Ref[T]:
         """Keeps an object (`value`) for calls: `train(pool.put(table), rate)`; it is sent to each machine once.
 
-        As an argument, also inside lists and dicts, the Ref becomes the object: unpickled once in each process, so
-        calls of one process share it, and what one of them changes the others see. Letting go of the Ref frees it.
+        As an argument, also inside lists and dicts, the Ref becomes the object, which calls of one process share.
+        Letting go of the Ref frees it.
         """
         self._state.check_open()
         if isinstance(value, PendingCompute | PendingComputeGroup):
@@ -990,11 +989,11 @@ class ComputePool(Collections, Mistakes):
         "pool.view", {"port": "nothing: any port that is free is taken, and is in the address"}, "pool.view()"
     )
     def view(self) -> PageAddress:
-        """Shows the pool in the browser: nodes, calls over time, output, metrics, cost; returns the page's address.
+        """Shows the pool in the browser; returns the page's address.
 
-        The page is served on loopback by this process, until it ends, also after the pool was closed. The address works
-        once; for another tab call this again. From another computer: `ssh -L 8000:127.0.0.1:PORT`, then the same
-        address with port 8000.
+        The page is served on loopback by this process, also after the pool was closed. The address works once; for
+        another tab call this again. From another computer: `ssh -L 8000:127.0.0.1:PORT`, then the same address with
+        port 8000.
         """
         from skyward.view.page.server import PageServer
 

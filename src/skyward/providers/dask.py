@@ -397,8 +397,6 @@ class Dask(Provider):
 
 
 class DaskLease(JoinedLease):
-    """A pool's places on workers."""
-
     def __init__(self, provider: Dask, guest: Guest, arrivals: Arrivals) -> None:
         super().__init__(provider, arrivals)
         self._dask = provider

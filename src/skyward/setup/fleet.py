@@ -324,11 +324,9 @@ class Fleet:
     # for the pool
 
     def info(self, node: int) -> InstanceInfo:
-        """What `sky.instance_info()` is in the first process of a node."""
         return self._infos[node]
 
     def package_list(self) -> str:
-        """What nodes have installed, as a requirements.txt with hashes."""
         return self._setup.package_list(self.by_node[0])
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
@@ -342,7 +340,6 @@ class Fleet:
     # how
 
     def _sorted(self, results: Sequence[Host | SkywardError]) -> tuple[list[Host], list[Missing]]:
-        """The hosts, numbered without gaps, and what is missing."""
         if all(isinstance(result, Host) for result in results) and len(self._machines) == self._context.nodes:
             return [result for result in results if isinstance(result, Host)], []
         hosts: list[Host] = []

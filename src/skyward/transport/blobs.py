@@ -484,7 +484,6 @@ def _new_spill(directory: str, full: Sequence[str]) -> str | None:
 
 
 def _further(directory: str, full: list[str]) -> str | None:
-    """The next directory after one that is full."""
     full.append(os.path.dirname(directory))
     spill = _spill(directory) or _new_spill(directory, full)
     if spill is not None and not private.is_private(spill):

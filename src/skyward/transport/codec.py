@@ -80,8 +80,6 @@ class Length(Record):
 
 
 class Wire(Record):
-    """The name of a field on the wire."""
-
     name: str
 
 
@@ -172,7 +170,6 @@ class Receiver:
 
 
 def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Raw, list[Any]]]:
-    """The messages of a frame, each with its buffers."""
     if type(messages) is not list:
         raise Malformed("a frame without a list of messages")
     at = 0
@@ -187,7 +184,6 @@ def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Raw, list[Any]]]:
 
 
 def halves(messages: list[Raw], buffers: Buffers) -> list[tuple[list[Raw], Buffers]]:
-    """Splits messages that are too much for one frame."""
     middle = len(messages) // 2
     at = sum(message[-1] for message in messages[:middle])
     return [(messages[:middle], buffers[:at]), (messages[middle:], buffers[at:])]

@@ -195,7 +195,6 @@ def as_text(error: BaseException, limit: int = 16 << 10) -> str:
 
 
 def frames_of(exc: BaseException) -> str:
-    """The innermost frames that are the user's."""
     told = traceback.StackSummary.from_list(
         [
             frame
@@ -347,7 +346,6 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _hide_ours(told: traceback.TracebackException) -> None:
-    """Leaves out our frames among the user's."""
     links: list[traceback.TracebackException | None] = [told]
     seen: set[int] = set()
     while links:

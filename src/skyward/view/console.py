@@ -328,7 +328,6 @@ class Console:
             self._show(feed, on.Output(event.pool, event.node, "stderr", line, event.call, False, event.rank))
 
     def _tell_repeated(self, feed: Feed, warned: WarningLines, event: on.Event) -> None:
-        """Says which other nodes gave a warning that was shown."""
         if not isinstance(event, on.NodeSample | on.CallEnded | on.PoolClosing | on.PoolClosed):
             return
         with self._lock:

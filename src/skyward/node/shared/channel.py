@@ -1,7 +1,7 @@
 """How a process queries the server of shared collections: numbered requests, threads that wait for replies.
 
-The server enforces timeouts; the asking side waits slightly longer. A thread that gives up withdraws its request, and a
-late reply is undone. Standard library and cloudpickle only.
+The server enforces timeouts; the asking side waits slightly longer. A late reply to a withdrawn request is undone.
+Standard library and cloudpickle only.
 """
 
 from __future__ import annotations

@@ -97,22 +97,18 @@ class Dict(Collection):
 
     @operation("contains")
     def do_contains(self, request: Request) -> list[Reply]:
-        """[key] -> whether it is there."""
         return [done(request, request.arguments[0] in self._items)]
 
     @operation("len")
     def do_len(self, request: Request) -> list[Reply]:
-        """-> how many there are."""
         return [done(request, len(self._items))]
 
     @operation("keys")
     def do_keys(self, request: Request) -> list[Reply]:
-        """-> all keys, joined, in the order in which they came."""
         return [done(request, None, [joined_keys(self._items)])]
 
     @operation("items")
     def do_items(self, request: Request) -> list[Reply]:
-        """-> all keys, joined, and all values in the same order."""
         if len(self._items) > _MOST_ITEMS:
             raise Refused(
                 "too large",
@@ -168,17 +164,14 @@ class Set(Collection):
 
     @operation("contains")
     def do_contains(self, request: Request) -> list[Reply]:
-        """[member] -> whether it is there."""
         return [done(request, request.arguments[0] in self._members)]
 
     @operation("len")
     def do_len(self, request: Request) -> list[Reply]:
-        """-> how many there are."""
         return [done(request, len(self._members))]
 
     @operation("keys")
     def do_keys(self, request: Request) -> list[Reply]:
-        """-> all members, joined, in the order in which they came."""
         return [done(request, None, [joined_keys(self._members)])]
 
     @operation("clear")
@@ -260,7 +253,6 @@ class Queue(Collection):
 
     @operation("len")
     def do_len(self, request: Request) -> list[Reply]:
-        """-> how many values there are."""
         return [done(request, len(self._values))]
 
     @operation("clear")
@@ -398,7 +390,6 @@ class Barrier(Collection):
 
     @operation("waiting")
     def do_waiting(self, request: Request) -> list[Reply]:
-        """-> how many wait."""
         return [done(request, len(self.waiting))]
 
     def late(self, request: Request) -> tuple[str, list[Reply]]:

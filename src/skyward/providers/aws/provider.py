@@ -222,8 +222,6 @@ class AWS(Provider):
 
 @only_errors_of_ours("more", "refresh", "readmit", "terminate")
 class AwsLease(Lease):
-    """The machines of an open pool, all in one region."""
-
     def __init__(
         self, aws: AWS, ledger: Ledger, machines: Sequence[CloudMachine], accelerator: Accelerator | None
     ) -> None:

@@ -181,8 +181,6 @@ class _Place:
 
 
 class RayLease(JoinedLease):
-    """The places of a pool, and the drivers that hold them."""
-
     def __init__(self, provider: Ray, arrivals: Arrivals, ledger: Ledger | None) -> None:
         super().__init__(provider, arrivals, ledger)
         self._ray = provider
@@ -418,7 +416,6 @@ def _stop_jobs(ray: Ray, pool: str, headless: str, report: Report) -> str | None
 
 
 def _demand(ray: Ray, spec: Spec) -> dict[str, float]:
-    """What each node asks for."""
     return demand(dict(cast("Sequence[tuple[str, float]]", ray.resources)), spec)
 
 

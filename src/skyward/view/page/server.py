@@ -75,7 +75,6 @@ class PageServer:
         threading.Thread(target=self._server.serve, name=f"skyward-page-{self.port}", daemon=True).start()
 
     def address(self) -> str:
-        """A new address of the page; it can be opened once."""
         token = secrets.token_urlsafe(24)
         self._tokens = {**dict(list(self._tokens.items())[1 - _TOKENS :]), token: None}
         return f"http://127.0.0.1:{self.port}/?token={token}"
