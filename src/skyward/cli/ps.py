@@ -40,12 +40,11 @@ def add(commands: Any) -> None:
         commands,
         "ps",
         "list pools that are open, or left machines behind",
-        "Lists the pools that programs of yours have open on this computer, and pools that have, or may have left, "
-        "machines at a provider: found by the ledgers of this computer and by tags. States: opening, open, closing; no "
+        "Lists the pools that are open on this computer, and that have, or may have left, machines at a provider, "
+        "found by ledgers and tags. States: opening, open, closing; no "
         "answer (its program is stopped or very busy); in use; abandoned (its program is gone); expired (its time is "
         "over); elsewhere (opened on another computer, or its ledger is lost); not ours (only tagged like a pool). A "
-        "cloud without a login is left out, unless --region, --profile, AWS_PROFILE or a ledger names it. `sky "
-        "history` lists closed pools.",
+        "cloud without a login is left out, unless --region, --profile, AWS_PROFILE or a ledger names it.",
         [
             "sky ps",
             "sky ps --here                   clouds and clusters are not asked",
