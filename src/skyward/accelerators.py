@@ -90,6 +90,7 @@ class Accelerator:
     count: int = 1
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
     exact: bool = field(default=False, init=False)
+    """Whether only the variant with this memory will do."""
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 1:
