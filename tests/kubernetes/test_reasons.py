@@ -10,7 +10,7 @@ import pytest
 
 import skyward as sky
 from skyward.api.spec import Spec
-from skyward.errors import BootstrapError, NoPlace, PermissionDenied, SkywardError
+from skyward.errors import BootstrapError, NoOffer, NoPlace, PermissionDenied, SkywardError
 from skyward.machines.ledger import read
 from skyward.providers.kubernetes.manifests import rights
 from tests.kubernetes.conftest import USER
@@ -34,10 +34,25 @@ def fails(provider: sky.Kubernetes, spec: Spec | None = None, timeout: float = 1
 
 
 def test_a_pod_without_room_says_what_the_scheduler_says(cluster: Cluster) -> None:
-    found = fails(sky.Kubernetes(template=USER), Spec(accelerator="A100:8"))
+    found = fails(sky.Kubernetes(template=USER), Spec(vcpus=100))
     assert isinstance(found.error, NoPlace)
-    assert "Insufficient nvidia.com/gpu" in found.said
+    assert "Insufficient cpu" in found.said
     assert "provision_timeout" in found.said
+
+
+def test_an_accelerator_names_the_nodes_and_one_that_none_has_is_refused_before_anything_is_made(
+    cluster: Cluster,
+) -> None:
+    lease = sky.Kubernetes(template=USER).acquire(Spec(accelerator="A100-80GB:2"), "reasons", 1, 120, print)
+    (job,) = cluster.items("jobs")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    lease.close(print)
+    for accelerator in ("H100", "A100:8"):
+        found = fails(sky.Kubernetes(template=USER), Spec(accelerator=accelerator))
+        assert isinstance(found.error, NoOffer)
+        assert "3 nodes test.large with 2 NVIDIA-A100-SXM4-80GB: has 2 x" in found.said
 
 
 def test_an_image_that_cannot_be_pulled_is_named(cluster: Cluster) -> None:

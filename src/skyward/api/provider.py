@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, cast
 
 from skyward.accelerators import Accelerator
 from skyward.api.shell import Access, JoinTarget, PodTarget, Shell, SshTarget
@@ -224,6 +224,11 @@ class Provider(ABC):
     `find`; one that can give machines to an open pool (`elastic`) returns a `Lease` of its own, which has `more`,
     `refresh` and `terminate`.
     """
+
+    def __repr__(self) -> str:
+        """The settings that are not the default, for providers whose dataclass has no other."""
+        shown = [(field.name, vars(self)[field.name], field.default) for field in fields(cast(Any, self))]
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value, default in shown if value != default)})"
 
     @property
     def name(self) -> str:

@@ -156,8 +156,7 @@ def _kubernetes() -> Iterator[Finding]:
     """What `sky.Kubernetes()` would meet; creates nothing."""
     from skyward.api.spec import Spec
     from skyward.errors import SkywardError
-    from skyward.providers.kubernetes.manifests import role
-    from skyward.providers.kubernetes.provider import Kubernetes, minor_version, missing_rights
+    from skyward.providers.kubernetes.provider import Kubernetes, may_execute, minor_version
     from skyward.setup.kubectl import Kubectl, find_kubectl
 
     try:
@@ -166,16 +165,11 @@ def _kubernetes() -> Iterator[Finding]:
         kubectl = Kubectl.find(None, None)
         where = f"{kubectl.where}, Kubernetes 1.{minor_version(kubectl)}, namespace {kubectl.namespace}"
         yield _found("cluster", "ok", where)
-        missing = missing_rights(kubectl)
-        needed = [f"{verb} {kind}" for verb, kind in missing if kind not in ("pods/exec", "events")]
-        if needed:
-            do = f"Whoever runs the cluster can allow it:\n{role(kubectl.namespace)}"
-            yield _found("rights", "problem", f"missing: {', '.join(needed)}", do)
-        elif ("create", "pods/exec") in missing:
+        if may_execute(kubectl):
+            yield _found("rights", "ok", "all that a pool needs")
+        else:
             text = "all but pods/exec: pods would have to connect to this computer"
             yield _found("rights", "warning", text, "Have it allowed, or run your program in a pod")
-        else:
-            yield _found("rights", "ok", "all that a pool needs")
         for offer in Kubernetes().offers(Spec(), 1):
             yield _found("nodes", "ok", offer.name)
     except SkywardError as exc:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from skyward.api.provider import Report
-from skyward.errors import NotGivenBack
+from skyward.errors import CloudRefused, NotGivenBack
 
 __all__ = ["Waiting", "answered", "ended", "pauses"]
 
@@ -34,7 +34,7 @@ def answered(
     report: Report,
     who: str,
     meanwhile: str,
-    passing: Callable[[Exception], bool],
+    passing: Callable[[Exception], bool] = lambda error: isinstance(error, CloudRefused) and error.unanswered,
 ) -> _T:
     """What a cluster answers; retried after errors that pass: controllers restart."""
     began = time.monotonic()

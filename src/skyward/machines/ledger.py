@@ -17,13 +17,13 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from skyward.errors import InvalidArgument, SkywardError
+from skyward.errors import CloudRefused, InvalidArgument, SkywardError
 from skyward.transport import journal, private
 from skyward.transport.journal import Journal
 from skyward.transport.private import is_locked
@@ -231,6 +231,18 @@ class Ledger:
 
     def refused(self, call: str, kind: str, reason: str) -> None:
         self._write(Record("refused", call, kind, (), time.time(), {"reason": reason[:500]}))
+
+    def create(self, kind: str, make: Callable[[], str], **data: Any) -> str:
+        """The id of what `make` creates somewhere; written down before, and after what came of it."""
+        call = self.intent(kind, **data)
+        try:
+            id = make()
+        except CloudRefused as exc:
+            if not exc.unanswered:
+                self.refused(call, kind, str(exc))
+            raise
+        self.answer(call, kind, id)
+        return id
 
     def gone(self, kind: str, *ids: str) -> None:
         if ids:

@@ -104,31 +104,25 @@ def _reach(host: str, port: int) -> int:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     os.write(1, REACHED)
     threading.Thread(target=_send, args=(sock,), daemon=True).start()
-    try:
-        while True:
-            piece = sock.recv(_PIECE)
-            if not piece:
-                return 0
-            _write(piece)
-    except OSError:
-        return 0  # one side is gone; the other learns it by the end of its connection
+    _copy(sock.fileno(), 1)
+    return 0
 
 
 def _send(sock: socket.socket) -> None:
-    try:
-        while True:
-            piece = os.read(0, _PIECE)
-            if not piece:
-                break
-            sock.sendall(piece)
-        sock.shutdown(socket.SHUT_WR)
-    except OSError:
+    if not _copy(0, sock.fileno()):
         os._exit(0)
+    sock.shutdown(socket.SHUT_WR)
 
 
-def _write(piece: bytes) -> None:
-    while piece:
-        piece = piece[os.write(1, piece) :]
+def _copy(source: int, target: int) -> bool:
+    """Until `source` ends; False if one side is gone, which the other learns by the end of its connection."""
+    try:
+        while piece := os.read(source, _PIECE):
+            while piece:
+                piece = piece[os.write(target, piece) :]
+    except OSError:
+        return False
+    return True
 
 
 def main() -> NoReturn:

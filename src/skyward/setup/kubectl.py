@@ -117,21 +117,19 @@ class Kubectl:
         if context is None:
             context = _setting("current-context") or None
         if context is None and not in_pod():
-            raise cls("").refused("finding the cluster", "error: current-context is not set")
+            raise cls("default").refused("finding the cluster", "error: current-context is not set")
         if namespace is None and context is not None:
             namespace = _setting("view", "--minify", f"--context={context}", "-o", "jsonpath={..namespace}")
         elif namespace is None:
             namespace = (_ACCOUNT / "namespace").read_text().strip()
-        return cls.checked(context, namespace or "default")
+        return cls(namespace or "default", context)
 
-    @classmethod
-    def checked(cls, context: object, namespace: object) -> Kubectl:
-        """The same for names that come from elsewhere, such as a ledger: they go into commands."""
-        if context is not None and not (isinstance(context, str) and _NAME.fullmatch(context)):
-            raise InvalidArgument(f"{context!r} is no context; `kubectl config get-contexts` lists them.")
-        if not (isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace)):
-            raise InvalidArgument(f"{namespace!r} is no namespace of Kubernetes.")
-        return cls(namespace, context)
+    def __post_init__(self) -> None:
+        """Names also come from elsewhere, such as a ledger, and they go into commands."""
+        if not (self.context is None or (isinstance(self.context, str) and _NAME.fullmatch(self.context))):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"{self.context!r} is no context; `kubectl config get-contexts` lists them.")
+        if not (isinstance(self.namespace, str) and _NAMESPACE.fullmatch(self.namespace)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"{self.namespace!r} is no namespace of Kubernetes.")
 
     @property
     def where(self) -> str:

@@ -132,7 +132,7 @@ def test_sky_doctor_looks_at_the_cluster_and_creates_nothing(
     server.forbidden = {("create", "jobs"), ("create", "pods/exec")}
     assert main(["doctor", "--kubernetes"]) == 1
     said = capsys.readouterr().out
-    assert "missing: create jobs" in said
+    assert "Missing: create jobs" in said
     assert "kind: Role" in said
 
 

@@ -17,7 +17,7 @@ from tests.support.kubernetes import VERSIONS, problems
 
 
 def made(spec: Spec | None = None, minor: int = 37, joins: bool = False, **settings: Any) -> dict[str, Any]:
-    site = sky.Kubernetes(**{"image": "python:3.11-slim", **settings})
+    site = sky.Kubernetes(image="python:3.11-slim", **settings)
     return job(site, spec or Spec(ttl=1000), "train-1a2b", 4, joins, minor, {"skyward/owner": "me"})
 
 

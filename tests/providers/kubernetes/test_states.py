@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from skyward.providers.kubernetes.states import PodState, last_event, node_offers, parse
+from skyward.accelerators import Accelerator
+from skyward.errors import NoOffer
+from skyward.providers.kubernetes.states import PodState, counted, fitting, last_event, node_kinds, parse
 
 
 def pod(status: dict[str, Any], **metadata: Any) -> PodState:
@@ -105,11 +107,62 @@ def test_the_last_word_of_events_counts() -> None:
     )
 
 
-def test_nodes_are_counted_by_what_they_have() -> None:
-    def node(gpus: str, type: str = "g5.xlarge", **spec: Any) -> dict[str, Any]:
-        labels = {"node.kubernetes.io/instance-type": type, "nvidia.com/gpu.product": "NVIDIA-A10G"}
-        room = {"cpu": "3920m", "memory": "16Gi", "nvidia.com/gpu": gpus}
-        return {"metadata": {"labels": labels}, "spec": spec, "status": {"allocatable": room}}
+def node(gpus: str, type: str = "g5.xlarge", labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    named = {"nvidia.com/gpu.product": "NVIDIA-A10G"} if labels is None else labels
+    room = {"cpu": "3920m", "memory": "16Gi", "nvidia.com/gpu": gpus}
+    labels = {"node.kubernetes.io/instance-type": type, **named}
+    return {"metadata": {"labels": labels}, "spec": spec, "status": {"allocatable": room}}
 
-    found = node_offers([node("1"), node("1"), node("0", "m5"), node("1", unschedulable=True)], "nvidia.com/gpu")
-    assert found == [("2 nodes g5.xlarge with 1 NVIDIA-A10G", 3.92, 17.2), ("1 node m5", 3.92, 17.2)]
+
+def test_nodes_are_counted_by_what_they_have() -> None:
+    nodes = [node("1"), node("1"), node("0", "m5"), node("1", unschedulable=True), node("1", "none", {})]
+    found = node_kinds(nodes, "nvidia.com/gpu", {})
+    assert [counted(kind, count) for kind, count in found.items()] == [
+        "2 nodes g5.xlarge with 1 NVIDIA-A10G",
+        "1 node m5",
+        "1 node none with 1 GPUs of an unknown model",
+    ]
+    assert {(kind.vcpus, kind.memory_gb) for kind in found} == {(3.92, 17.2)}
+    assert node_kinds(nodes, "nvidia.com/gpu", {"node.kubernetes.io/instance-type": "m5"}).total() == 1
+
+
+LABELS = {
+    "NVIDIA-A100-SXM4-80GB": "nvidia.com/gpu.product",
+    "AMD_Instinct_MI300X_OAM": "amd.com/gpu.product-name",
+    "nvidia-h100-80gb": "cloud.google.com/gke-accelerator",
+    "nvidia-tesla-v100": "k8s.amazonaws.com/accelerator",
+    "l40s": "karpenter.k8s.aws/instance-gpu-name",
+}
+
+
+@pytest.mark.parametrize(("wanted", "product"), [*zip(("A100", "MI300X", "H100", "V100", "L40S"), LABELS, strict=True)])
+def test_an_accelerator_is_found_by_the_labels_that_name_models(wanted: str, product: str) -> None:
+    nodes = [node("8", labels={label: name}) for name, label in LABELS.items()]
+    found, *rest = fitting(node_kinds(nodes, "nvidia.com/gpu", {}), Accelerator(wanted, count=8), "c")
+    assert (found.label, found.product) == (LABELS[product], product)
+    assert not rest
+
+
+def test_of_several_variants_the_one_of_most_nodes_is_taken_and_the_memory_counts() -> None:
+    names = ["NVIDIA-A100-SXM4-40GB", *["NVIDIA-A100-SXM4-80GB"] * 2]
+    kinds = node_kinds([node("8", labels={"nvidia.com/gpu.product": name}) for name in names], "nvidia.com/gpu", {})
+    assert fitting(kinds, Accelerator("A100"), "c")[0].product == names[1]
+    assert [kind.product for kind in fitting(kinds, Accelerator("A100", "40GB"), "c")] == names[:1]
+
+
+def test_an_accelerator_that_no_node_has_is_refused_with_what_they_have() -> None:
+    kinds = node_kinds([node("1"), node("1"), node("0", "m5")], "nvidia.com/gpu", {})
+    with pytest.raises(NoOffer) as caught:
+        fitting(kinds, Accelerator("H100"), "test")
+    assert "the cluster test has nothing for 1 x H100" in str(caught.value)
+    assert "2 nodes g5.xlarge with 1 NVIDIA-A10G: has 1 x NVIDIA-A10G, and that is no H100" in str(caught.value)
+    assert "node_selector=" in str(caught.value)
+    with pytest.raises(NoOffer, match="has 1 x NVIDIA-A10G"):
+        fitting(kinds, Accelerator("A10G", count=4), "test")
+
+
+def test_nodes_that_do_not_say_what_they_have_may_have_it_and_so_may_those_that_come() -> None:
+    unlabelled = node_kinds([node("1"), node("1", "none", {})], "nvidia.com/gpu", {})
+    assert fitting(unlabelled, Accelerator("H100"), "c")[0].label == ""
+    assert fitting(node_kinds([node("0", "m5")], "nvidia.com/gpu", {}), Accelerator("H100"), "c")[0].label == ""
+    assert fitting(node_kinds([], "nvidia.com/gpu", {}), Accelerator("H100"), "c") == []

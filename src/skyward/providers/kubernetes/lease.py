@@ -14,8 +14,7 @@ from skyward.api.provider import Lease, Machine, Provider, Receipt, Report
 from skyward.api.shell import PodTarget
 from skyward.api.spec import Spec
 from skyward.errors import BootstrapError, NoPlace, NotGivenBack, SkywardError
-from skyward.machines import asking
-from skyward.machines.asking import Waiting, ended, pauses
+from skyward.machines.asking import Waiting, answered, ended, pauses
 from skyward.machines.ledger import Ledger, given_back
 from skyward.providers.kubernetes.manifests import job_name, selector
 from skyward.providers.kubernetes.states import JobState, PodState, last_event, parse
@@ -49,11 +48,7 @@ def listed(kubectl: Kubectl, pool: str | None = None) -> tuple[list[JobState], l
 
 
 def _answered(ask: Callable[[], _T], report: Report, meanwhile: str) -> _T:
-    return asking.answered(ask, _SILENCE, report, "the cluster", meanwhile, _passes)
-
-
-def _passes(error: Exception) -> bool:
-    return isinstance(error, KubernetesRefused) and error.unanswered
+    return answered(ask, _SILENCE, report, "the cluster", meanwhile)
 
 
 class PodLease(Lease):
@@ -105,15 +100,12 @@ class PodLease(Lease):
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         jobs, pods = listed(self._kubectl, self.pool)
-        known = {pod.name: pod for pod in pods}
+        no_job = "" if jobs else f"the Job {self._name} does not exist any more: somebody has deleted it"
+        ended = {pod.name: pod.ended for pod in pods}
 
         def reason(machine: PodMachine) -> str:
-            if not jobs:
-                return f"the Job {self._name} does not exist any more: somebody has deleted it"
-            if machine.id not in known:
-                return f"pod {machine.id} does not exist any more"
             left = self.arrivals.gone(machine.joined.place) if self.arrivals and machine.joined else ""
-            return known[machine.id].ended or left
+            return no_job or ended.get(machine.id, f"pod {machine.id} does not exist any more") or left
 
         return [replace(m, left=reason(m)) if isinstance(m, PodMachine) and not m.left else m for m in machines]
 

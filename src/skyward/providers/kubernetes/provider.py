@@ -6,8 +6,10 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +24,10 @@ from skyward.node import join_notice
 from skyward.node import pod as pod_program
 from skyward.providers.kubernetes.lease import PodLease, end, listed
 from skyward.providers.kubernetes.manifests import EXPIRES, OWNER, job, rights, role, secret
-from skyward.providers.kubernetes.states import node_offers
+from skyward.providers.kubernetes.states import NodeKind, counted, fitting, node_kinds
 from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, in_pod
 
-__all__ = ["Kubernetes", "minor_version", "missing_rights"]
+__all__ = ["Kubernetes", "may_execute", "minor_version"]
 
 _NEWEST = 1000
 _NOT_REACHED = (
@@ -35,15 +37,11 @@ _NOT_REACHED = (
 
 
 @corrects(
-    {
-        **dict.fromkeys(
-            ("nodes", "accelerator"), '`sky.ComputePool(provider=sky.Kubernetes(), nodes=4, accelerator="A100")`'
-        ),
-        **dict.fromkeys(("cpu", "memory", "resources"), "`sky.ComputePool(vcpus=..., memory_gb=...)`"),
-        **dict.fromkeys(("volumes", "service_account", "labels", "annotations"), "`template={...}`"),
-        **dict.fromkeys(("kubeconfig", "config"), "the variable KUBECONFIG, and `context=`"),
-        "timeout": "`sky.ComputePool(provision_timeout=seconds)`",
-    }
+    dict.fromkeys(("nodes", "accelerator"), '`sky.ComputePool(provider=sky.Kubernetes(), nodes=4, accelerator="A100")`')
+    | dict.fromkeys(("cpu", "memory", "resources"), "`sky.ComputePool(vcpus=..., memory_gb=...)`")
+    | dict.fromkeys(("volumes", "service_account", "labels", "annotations"), "`template={...}`")
+    | dict.fromkeys(("kubeconfig", "config"), "the variable KUBECONFIG, and `context=`")
+    | {"timeout": "`sky.ComputePool(provision_timeout=seconds)`"}
 )
 @dataclass(frozen=True, repr=False)
 class Kubernetes(Provider):
@@ -80,14 +78,10 @@ class Kubernetes(Provider):
             if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
                 raise InvalidArgument(f"{name}={value!r}: a name is expected, like {name}='...'.")
         if self.namespace is not None:
-            Kubectl.checked(self.context, self.namespace)
+            Kubectl(self.namespace, self.context)
         check_number("lease", self.lease, whole=False)
         for name in ("node_selector", "tolerations", "template"):
             object.__setattr__(self, name, _frozen(name, getattr(self, name)))
-
-    def __repr__(self) -> str:
-        shown = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
-        return f"Kubernetes({', '.join(f'{name}={value!r}' for name, value, default in shown if value != default)})"
 
     @property
     def access(self) -> Access:
@@ -104,19 +98,19 @@ class Kubernetes(Provider):
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         """Kinds of nodes, if this user may list them. Creates nothing."""
         kubectl = self._kubectl()
-        try:
-            nodes = kubectl.read("listing nodes", "get", "nodes")
-        except Forbidden:
+        kinds = self._kinds(kubectl)
+        if kinds is None:
             return [Offer(f"pods in the namespace {kubectl.namespace} (its nodes may not be listed)")]
-        found = node_offers(nodes, self.gpus)
-        return [Offer(name, 0.0, cpus, memory) for name, cpus, memory in found] or [Offer("no nodes yet")]
+        fit = fitting(kinds, spec.accelerator, kubectl.where) if spec.accelerator else kinds
+        found = [Offer(counted(kind, kinds[kind]), 0.0, kind.vcpus, kind.memory_gb) for kind in fit]
+        return found or [Offer("no such nodes yet")]
 
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
         return [Availability("pods wait for room") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> PodLease:
         kubectl = self._kubectl()
-        joins = not _may_execute(kubectl) or in_pod()
+        joins = not may_execute(kubectl) or in_pod()
         expires = time.time() + spec.ttl
         notes = {OWNER: _user(kubectl), EXPIRES: f"{expires:.0f}"}
         site, minor = self._resolved(kubectl, spec), minor_version(kubectl)
@@ -133,7 +127,8 @@ class Kubernetes(Provider):
                 lease.arrivals = open_arrivals(pool, ttl=ttl, lease=self.lease, interchangeable=True, hint=hint)
                 file, content = "join.py", join_file(lease.arrivals.text)
             report("asking Kubernetes for pods")
-            uid = _create(kubectl, ledger, made)
+            create = partial(kubectl.create, "making the Job", made)
+            uid = ledger.create("job", lambda: create()[0]["metadata"]["uid"], name=made["metadata"]["name"])
             kubectl.create("making the Secret", secret(pool, uid, file, content))
             if self.queue is None:
                 lease.resume()
@@ -154,12 +149,9 @@ class Kubernetes(Provider):
         me = _user(kubectl) if jobs else ""
         found: list[Leftover] = []
         for known in jobs:
-            foreign = ""
-            if known.owner and me and known.owner != me:
-                foreign = f"it was made by {known.owner}; `kubectl delete job {known.name}` would end it"
-            ours = [
-                pod for pod in pods if pod.name.startswith(f"{known.name}-") and pod.phase in ("Pending", "Running")
-            ]
+            other = f"it was made by {known.owner}; `kubectl delete job {known.name}` would end it"
+            foreign = other if known.owner and me and known.owner != me else ""
+            ours = [pod for pod in pods if pod.name.startswith(f"{known.name}-") and not pod.over]
             items = [(pod.name, "machine", f"Job {known.name}, {pod.phase.lower()}") for pod in ours]
             for id, kind, detail in items or [(known.name, "job", "without pods")]:
                 found.append(Leftover(known.pool, id, kind, detail, expires=known.expires, foreign=foreign))
@@ -168,7 +160,7 @@ class Kubernetes(Provider):
     def reopened(self, metadata: Mapping[str, Any]) -> Kubernetes:
         if "namespace" not in metadata:
             return self
-        there = Kubectl.checked(metadata.get("context"), metadata["namespace"])
+        there = Kubectl(metadata["namespace"], metadata.get("context"))
         return replace(self, context=there.context, namespace=there.namespace)
 
     def _kubectl(self) -> Kubectl:
@@ -178,8 +170,22 @@ class Kubernetes(Provider):
         """The same with what was left open, and with what a file says."""
         usual = [{"key": self.gpus, "operator": "Exists", "effect": "NoSchedule"}] if spec.accelerator else []
         tolerations = usual if self.tolerations is None else self.tolerations
+        selector, kinds = self._selector(), self._kinds(kubectl) if spec.accelerator else None
+        for best in fitting(kinds, spec.accelerator, kubectl.where)[:1] if spec.accelerator and kinds else ():
+            selector |= {best.label: best.product} if best.label else {}  # so that all nodes are alike
         image = self.image or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-        return replace(self, image=image, tolerations=tolerations, template=self._template(kubectl))
+        template = self._template(kubectl)
+        return replace(self, image=image, node_selector=selector, tolerations=tolerations, template=template)
+
+    def _selector(self) -> dict[str, str]:
+        return json.loads(cast(str, self.node_selector or "{}"))
+
+    def _kinds(self, kubectl: Kubectl) -> Counter[NodeKind] | None:
+        """Kinds of nodes that pods may be on; None if this user may not list them."""
+        try:
+            return node_kinds(kubectl.read("listing nodes", "get", "nodes"), self.gpus, self._selector())
+        except Forbidden:
+            return None
 
     def _template(self, kubectl: Kubectl) -> Mapping[str, Any] | str:
         path = os.path.expanduser(cast(str, self.template or "{}"))
@@ -194,48 +200,28 @@ class Kubernetes(Provider):
         return said[0]
 
 
-def _create(kubectl: Kubectl, ledger: Ledger, made: dict[str, Any]) -> str:
-    """Makes the Job; gives its uid."""
-    call = ledger.intent("job", name=made["metadata"]["name"])
-    try:
-        (created,) = kubectl.create("making the Job", made)
-    except KubernetesRefused as exc:
-        if not exc.unanswered:
-            ledger.refused(call, "job", str(exc))
-        raise
-    ledger.answer(call, "job", created["metadata"]["name"])
-    return created["metadata"]["uid"]
-
-
-def _may_execute(kubectl: Kubectl) -> bool:
-    """Whether `kubectl exec` is allowed; an error if a pool cannot be had at all."""
-    missing = missing_rights(kubectl)
-    needed = [(verb, resource) for verb, resource in missing if resource not in ("pods/exec", "events")]
+def may_execute(kubectl: Kubectl) -> bool:
+    """Whether `kubectl exec` is allowed; an error if a pool is not possible at all."""
+    missing = _missing_rights(kubectl)
+    needed = [f"{verb} {resource}" for verb, resource in missing if resource not in ("pods/exec", "events")]
     if needed:
-        words = ", ".join(f"{verb} {resource}" for verb, resource in needed)
         place = f"in the namespace {kubectl.namespace} of {kubectl.where}"
-        text = f"this user may not do all that a pool needs {place}. Missing: {words}. Nothing was created."
+        text = f"this user may not do all that a pool needs {place}. Missing: {', '.join(needed)}. Nothing was created."
         advice = f"Whoever runs the cluster can allow it with:\n{role(kubectl.namespace)}"
         raise Forbidden("opening a pool", "Forbidden", f"{text} {advice}", kubectl.where, "permission")
     return ("create", "pods/exec") not in missing
 
 
-def missing_rights(kubectl: Kubectl) -> list[tuple[str, str]]:
+def _missing_rights(kubectl: Kubectl) -> list[tuple[str, str]]:
     """Verbs and resources that this user is not allowed, as `kubectl auth can-i` would say."""
-    wanted = rights()
-    items: list[dict[str, Any]] = []
-    for verb, group, resource in wanted:
-        name, _, part = resource.partition("/")
-        attributes = {"namespace": kubectl.namespace, "verb": verb, "group": group, "resource": name}
-        attributes |= {"subresource": part} if part else {}
-        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        items.append({**review, "spec": {"resourceAttributes": attributes}})
-    answers = kubectl.create("asking what is allowed", *items)
-    return [
-        (verb, resource)
-        for (verb, _, resource), answer in zip(wanted, answers, strict=True)
-        if not answer.get("status", {}).get("allowed")
-    ]
+    wanted = [(verb, group, *resource.split("/")) for verb, group, resource in rights()]
+    names = ("verb", "group", "resource", "subresource")
+    asked = [{"namespace": kubectl.namespace, **dict(zip(names, right, strict=False))} for right in wanted]
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    reviews = [{**review, "spec": {"resourceAttributes": attributes}} for attributes in asked]
+    answers = kubectl.create("asking what is allowed", *reviews)
+    pairs = zip(rights(), answers, strict=True)
+    return [(verb, resource) for (verb, _, resource), answer in pairs if not answer.get("status", {}).get("allowed")]
 
 
 def minor_version(kubectl: Kubectl) -> int:

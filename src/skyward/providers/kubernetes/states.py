@@ -5,14 +5,20 @@ A pure reading: no process, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from skyward.accelerators import Accelerator
+from skyward.api.hardware import Found, Gpu
+from skyward.api.matching import compare
+from skyward.errors import NoOffer
 from skyward.providers.kubernetes.manifests import EXPIRES, OWNER, POOL
 from skyward.setup.pods import CONTAINER
 
-__all__ = ["JobState", "PodState", "last_event", "node_offers", "parse"]
+__all__ = ["JobState", "PodState", "counted", "fitting", "last_event", "node_kinds", "parse"]
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _HOPELESS = (  # what will not change by waiting
@@ -21,6 +27,12 @@ _HOPELESS = (  # what will not change by waiting
 )
 _NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _NO_START = "its container could not be started: the image needs python3"
+_OVER = {
+    "DeadlineExceeded": "its time is over: it is as long as the pool's ttl",
+    **dict.fromkeys(("BackoffLimitExceeded", "FailedIndexes", "MaxFailedIndexesExceeded"), "its pods fail too often"),
+}
+_OTHERWISE = {"Failed": "{reason}: {message}", "Complete": "all of its pods have ended"}
+_SAID = {"reason": "failed", "message": ""}
 _ENDED = {
     "OOMKilled": "it ran out of memory; ask for more with memory_gb=",
     **dict.fromkeys(("StartError", "ContainerCannotRun"), _NO_START),
@@ -38,6 +50,7 @@ class PodState:
     node: str = ""
     address: str = ""
     runs: bool = False  # its container does, and nobody has told it to end
+    over: bool = False
     leaves: bool = False  # it is over, or told to end
     waits: str = ""  # what it waits for, as far as it says
     hopeless: bool = False  # that will not change by waiting
@@ -77,20 +90,8 @@ def _job(item: Mapping[str, Any]) -> JobState:
         float(expires) if expires.isdigit() else None,
         int(item["spec"].get("completions", 0)),
         int(status.get("succeeded", 0)),
-        "" if over is None else _why_over(over),
+        "" if over is None else _OVER.get(str(over.get("reason", "")), _OTHERWISE[over["type"]].format(**_SAID | over)),
     )
-
-
-def _why_over(condition: Mapping[str, Any]) -> str:
-    match condition.get("reason", ""):
-        case "DeadlineExceeded":
-            return "its time is over: it is as long as the pool's ttl"
-        case "BackoffLimitExceeded" | "FailedIndexes" | "MaxFailedIndexesExceeded":
-            return "its pods have failed too often"
-        case reason if condition["type"] == "Failed":
-            return f"{reason}: {condition.get('message', '')}"
-        case _:
-            return "all of its pods have ended"
 
 
 def _pod(item: Mapping[str, Any]) -> PodState:
@@ -98,8 +99,8 @@ def _pod(item: Mapping[str, Any]) -> PodState:
     labels: Mapping[str, str] = metadata.get("labels", {})
     number = str(metadata.get("annotations", {}).get(_INDEX) or labels.get(_INDEX, ""))
     phase, ending, nothing = status.get("phase", "Pending"), "deletionTimestamp" in metadata, dict[str, Any]()
+    over = phase in ("Succeeded", "Failed")
     own = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER), nothing)
-    leaves = ending or phase in ("Succeeded", "Failed")
     waits, reason = _waiting(spec, status) if phase == "Pending" else ("", "")
     return PodState(
         metadata["name"],
@@ -109,11 +110,12 @@ def _pod(item: Mapping[str, Any]) -> PodState:
         spec.get("nodeName", ""),
         status.get("podIP", ""),
         phase == "Running" and "running" in own.get("state", {}) and not ending,
-        leaves,
+        over,
+        over or ending,
         waits,
         reason in _HOPELESS,
         reason in _NOT_PULLED,
-        _why_ended(f"pod {metadata['name']}", status, own, ending) if leaves else "",
+        _why_ended(f"pod {metadata['name']}", status, own, ending) if over or ending else "",
     )
 
 
@@ -166,23 +168,67 @@ def _holds(condition: Mapping[str, Any]) -> bool:
     return condition.get("status") == "True"
 
 
-def node_offers(nodes: Sequence[Mapping[str, Any]], gpus: str) -> list[tuple[str, float, float]]:
-    """Kinds of nodes that take pods, as "4 nodes g5.xlarge with 1 NVIDIA-A10G", with CPUs and GB of memory."""
-    kinds: dict[tuple[str, str, float, float], int] = {}
+# Labels that name the model of a node's GPUs: by GPU feature discovery, AMD's labeller, GKE, EKS and Karpenter.
+_PRODUCTS = (
+    *("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
+    *("k8s.amazonaws.com/accelerator", "karpenter.k8s.aws/instance-gpu-name"),
+)
+_LATER = "nodes that the cluster only adds when pods wait: name them by sky.Kubernetes(node_selector=...)"
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes that are alike: `gpus` of one `product`, which the `label` says."""
+
+    type: str
+    vcpus: float
+    memory_gb: float
+    gpus: int = 0
+    product: str = ""
+    label: str = ""
+    gpu_memory: int = 0
+
+    def __str__(self) -> str:
+        having = f" with {self.gpus} {self.product or 'GPUs of an unknown model'}" if self.gpus else ""
+        return f"{self.type or 'of an unknown type'}{having}"
+
+
+def node_kinds(nodes: Iterable[Mapping[str, Any]], gpus: str, selector: Mapping[str, str]) -> Counter[NodeKind]:
+    """Kinds of nodes that take pods and have these labels, and how many there are of each."""
+    kinds: Counter[NodeKind] = Counter()
     for node in nodes:
-        if node.get("spec", {}).get("unschedulable"):
-            continue
         labels: Mapping[str, str] = node["metadata"].get("labels", {})
+        if node.get("spec", {}).get("unschedulable") or not selector.items() <= labels.items():
+            continue
         room: Mapping[str, str] = node.get("status", {}).get("allocatable", {})
-        product = labels.get("nvidia.com/gpu.product") or labels.get("cloud.google.com/gke-accelerator") or gpus
-        having = "" if (count := room.get(gpus, "0")) == "0" else f" with {count} {product}"
-        type = labels.get("node.kubernetes.io/instance-type", "")
-        key = (having, type, _quantity(room.get("cpu", "0")), round(_quantity(room.get("memory", "0")) / 1e9, 1))
-        kinds[key] = kinds.get(key, 0) + 1
-    return [
-        (f"{count} node{'' if count == 1 else 's'} {type}{having}".rstrip(), cpus, memory)
-        for (having, type, cpus, memory), count in sorted(kinds.items(), reverse=True)
-    ]
+        size = _quantity(room.get("cpu", "0")), round(_quantity(room.get("memory", "0")) / 1e9, 1)
+        count = int(_quantity(room.get(gpus, "0")))
+        label = next((name for name in _PRODUCTS if name in labels and count), "")
+        product, memory = labels.get(label, ""), labels.get("nvidia.com/gpu.memory", "")
+        named = re.search(r"(\d+)gb", product.lower())
+        mebibytes = int(memory) if memory.isdigit() else int(named[1]) << 10 if named else 0
+        having = count, product, label, mebibytes << 20
+        kinds[NodeKind(labels.get("node.kubernetes.io/instance-type", ""), *size, *having)] += 1
+    return kinds
+
+
+def fitting(kinds: Counter[NodeKind], accelerator: Accelerator, where: str) -> list[NodeKind]:
+    """Those that have it, the most frequent first; else those that do not say what they have."""
+    known = {kind: compare(accelerator, _found(kind)) for kind in kinds if kind.gpus}
+    found = [kind for kind, verdict in known.items() if not verdict.refusal]
+    if known and not found and all(kind.product for kind in known):
+        has = [f"{counted(kind, kinds[kind])}: {verdict.refusal}" for kind, verdict in known.items()]
+        raise NoOffer(accelerator.described(), f"the cluster {where}", [*has, _LATER])
+    unsaid = [kind for kind in kinds if not kind.label]
+    return sorted(found, key=lambda kind: (bool(known[kind].doubt), -kinds[kind])) or unsaid
+
+
+def _found(kind: NodeKind) -> Found:
+    return Found(tuple(Gpu(index, "", kind.product, kind.gpu_memory) for index in range(kind.gpus)))
+
+
+def counted(kind: NodeKind, count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'} {kind}"
 
 
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}

@@ -370,14 +370,7 @@ def _start(ray: Ray, spec: Spec, pool: str, ledger: Ledger | None, count: int, f
     }
     jobs = _jobs(ray)
     package = jobs.upload(driver_source(), order)
-    call = ledger.intent("job", address=ray.address)
-    try:
-        id = jobs.submit(package, tags)
-    except RayRefused as exc:
-        if not exc.unanswered:
-            ledger.refused(call, "job", str(exc))
-        raise
-    ledger.answer(call, "job", id)
+    id = ledger.create("job", lambda: jobs.submit(package, tags), address=ray.address)
     return JobDriver(jobs, id)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from skyward.api.image import check_number
@@ -130,10 +131,6 @@ class Slurm(Provider):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), whole=False)
         _ = self._target
-
-    def __repr__(self) -> str:
-        shown = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
-        return f"Slurm({', '.join(f'{name}={value!r}' for name, value, default in shown if value != default)})"
 
     @property
     def access(self) -> Access:
@@ -291,18 +288,15 @@ class SlurmLease(JoinedLease):
             here = elsewhere(slurm, commands, taken.nodes(commands) if first else [], count)
             arrivals.expect(places)
             report("submitting a job to Slurm")
-            call = ledger.intent("job", first=first, count=count)
+            script = batch_script(join_program(), first, slurm.python, slurm.modules, slurm.setup)
+            options = _options(here, self._ledger, spec, count, gpus)
+            submit = partial(commands.submit, options, VARIABLE, arrivals.text, script)
             try:
-                script = batch_script(join_program(), first, slurm.python, slurm.modules, slurm.setup)
-                options = _options(here, self._ledger, spec, count, gpus)
-                id = commands.submit(options, VARIABLE, arrivals.text, script)
+                id = ledger.create("job", submit, first=first, count=count)
             except SlurmRefused as exc:
-                if not exc.unanswered:
-                    ledger.refused(call, "job", str(exc))
                 if exc.kind == "capacity" and (hint := other_partitions(here, commands, gpus)):
                     raise SlurmRefused(exc.action, exc.code, f"{exc} {hint}", exc.region, exc.kind) from exc
                 raise
-            ledger.answer(call, "job", id)
         try:
             job = when_started(commands, id, slurm.wait, report)
             if first and (lost := answered(lambda: taken.claim(commands, job), None, report, f"job {id} has nodes")):
