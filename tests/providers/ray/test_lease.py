@@ -120,7 +120,7 @@ def test_a_head_that_ends_is_told_at_once_and_its_nodes_are_given_up_soon(clock:
     first, second = pool.gone()
     assert first == second
     assert "the head of the Ray cluster has ended" in first
-    with pytest.raises(SkywardError, match="no head any more"):
+    with pytest.raises(SkywardError, match="no longer has a head"):
         pool.held.get(1, {"CPU": 1}, 60, pool.machines.tell, lambda first: pool.driver)
 
 
