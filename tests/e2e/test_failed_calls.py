@@ -14,7 +14,7 @@ import pytest
 import skyward as sky
 from skyward.errors import InvalidArgument, TaskCrashed, TaskTimeout
 from skyward.history import failed_calls
-from skyward.history.failed_calls import POOL, FailedCall
+from skyward.history.failed_calls import FailedCall, PoolOfCalls
 from skyward.history.store import entries
 from tests.support.waiting import until
 
@@ -61,6 +61,10 @@ def one() -> tuple[FailedCall, Path]:
     return found
 
 
+def pool_of(call: FailedCall, path: Path) -> PoolOfCalls:
+    return pickle.loads(failed_calls.load(call, path)[-1])
+
+
 def contents(state: Path) -> bytes:
     return b"".join(path.read_bytes() for path in state.rglob("*") if path.is_file())
 
@@ -68,10 +72,10 @@ def contents(state: Path) -> bytes:
 def test_a_failed_call_is_kept_with_its_arguments_for_its_user_alone(pool: sky.ComputePool) -> None:
     failed(fail(bytes(2 * LARGE)), pool)
     call, path = one()
-    _, shared, _ = failed_calls.load(call, path)
+    shared = pool_of(call, path)
     assert (call.name, call.outcome, call.node, call.refused) == ("fail", "error", 0, "")
-    assert shared.pool == pool.name
-    large = next(iter(call.large.values()))
+    assert shared.name == pool.name
+    large = next(iter(call.files.values()))
     assert path.with_name(f"{large}.data").read_bytes() == bytes(2 * LARGE)
     modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     assert modes == {0o600}
@@ -173,7 +177,7 @@ def test_the_newest_calls_are_kept_if_all_are_too_many(pool: sky.ComputePool) ->
     found = kept()
     assert sum(each.size for each, _ in found) <= LIMIT
     assert len(found) == 3
-    assert len(list(found[0][1].parent.glob("*.data"))) == 3
+    assert len(list(found[0][1].parent.glob("*.data"))) == 3 + 1  # what they share
     for each in found:
         failed_calls.load(*each)
 
@@ -184,7 +188,7 @@ def test_the_same_large_argument_is_kept_once(pool: sky.ComputePool) -> None:
         failed(fail(table), pool)
     pool.close()
     assert len(kept()) == 2
-    assert len(list(kept()[0][1].parent.glob("*.data"))) == 1
+    assert len(list(kept()[0][1].parent.glob("*.data"))) == 1 + 1
 
 
 class Holder:
@@ -226,10 +230,10 @@ def test_secrets_of_image_and_plugins_are_left_out(state: Path) -> None:
     env["ADDRESS"] = f"https://me:{CANARY}@host"
     with sky.ComputePool(console=False, image=sky.Image(env=env), plugins=[plugin]) as pool:
         failed(fail(1), pool)
-    _, shared, (image, *hooks) = failed_calls.load(*one())
-    assert dict(pickle.loads(image).env) == {"PLAIN": "1"}
+    shared = pool_of(*one())
+    assert dict(pickle.loads(shared.image).env) == {"PLAIN": "1"}
     assert shared.secret_variables == ["ADDRESS", "HIDDEN", "MY_TOKEN"]
-    assert (hooks, shared.left_out) == ([], ["mine"])
+    assert (shared.hooks, shared.left_out) == ([], ["mine"])
     assert CANARY.encode() not in contents(state)
 
 
@@ -278,7 +282,7 @@ def test_damage_is_told_and_never_run(pool: sky.ComputePool, damage: str) -> Non
     failed(fail(bytes(2 * LARGE)), pool)
     pool.close()
     call, file = one()
-    large, shared = next(file.parent.glob("*.data")), file.with_name(POOL)
+    *_, large, shared = (file.with_name(f"{call.files[index]}.data") for index in sorted(call.files, key=int))
     path = {"large": large, "no large": large, "pool": shared, "no pool": shared}.get(damage, file)
     if damage.startswith("no "):
         path.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
+import pickle
 import sys
 import time
 import traceback
@@ -51,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.error("--json is for the list, without a CALL.")
     from skyward.errors import TaskCrashed, TaskTimeout
-    from skyward.history.failed_calls import find, load
+    from skyward.history.failed_calls import PoolOfCalls, find, load
     from skyward.pool.replay import Replay
 
-    _, pool, _ = load(*find(arguments.call))
-    if not arguments.here and _is_another(pool.interpreter):
+    pool: PoolOfCalls = pickle.loads(load(*find(arguments.call))[-1])
+    if not arguments.here and pool.interpreter != sys.executable and os.access(pool.interpreter, os.X_OK):
         options = [
             *(["--pdb"] if arguments.pdb else []),
             *([] if arguments.rank is None else [f"--rank={arguments.rank}"]),
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.execv(pool.interpreter, argv)
     replay = Replay(arguments.call, arguments.rank)
     call = replay.call
-    print(f"{call.name}({call.arguments}), rank {replay.rank}, of pool {pool.pool}", file=sys.stderr)
+    print(f"{call.name}({call.arguments}), rank {replay.rank}, of pool {pool.name}", file=sys.stderr)
     for text in replay.differences():
         print(f"- {text}", file=sys.stderr)
     ended = replay.run(pdb=arguments.pdb)
@@ -76,13 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
     for text in replay.compared(ended):
         print(text, file=sys.stderr)
     return int(ended.error is not None)
-
-
-def _is_another(interpreter: str) -> bool:
-    """Whether the program that opened the pool had another Python, which is still there and has Skyward."""
-    if interpreter == sys.executable or not os.access(interpreter, os.X_OK):
-        return False
-    return subprocess.run([interpreter, "-P", "-c", "import skyward.node.replay"], capture_output=True).returncode == 0
 
 
 def _list(json: bool) -> int:

@@ -1,10 +1,7 @@
 """Failed calls that can be run again, as files beside the history of their pool: written while it is open, read later.
 
-<history of the pool>/failed/pool             what its calls share
-                             <call>           one call
-                             <digest>.data    a large argument, once for all calls that have it
-
-A file is one line of a journal, and pieces of bytes whose digest is in that line.
+<history of the pool>/failed/<call>           a line of a journal, and pieces whose digest is in that line
+                             <digest>.data    a piece that is large or that calls share, once for all of them
 """
 
 from __future__ import annotations
@@ -15,18 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from skyward.errors import InvalidArgument
 from skyward.history.store import FAILED, Entry, entries
 from skyward.transport import blobs, journal, private
 from skyward.transport.frames import Buffer, nbytes
 
-__all__ = ["POOL", "FailedCall", "KeptCalls", "PoolOfCalls", "find", "kept", "load", "read", "replayable", "write"]
+__all__ = ["FailedCall", "KeptCalls", "PoolOfCalls", "find", "kept", "load", "replayable", "write"]
 
-POOL = "pool"
-_LARGE = ".data"
-_LONGEST = 64 << 20  # of a line, which may have the hashes of all packages
+_FILE = ".data"
 _HEAD = 1 << 20
 _MOST_CALLS = 1_000
 _PATIENCE = 2.0  # a call that has failed just now is written a moment later
@@ -34,7 +29,7 @@ _PATIENCE = 2.0  # a call that has failed just now is written a moment later
 
 @dataclass(frozen=True, kw_only=True)
 class FailedCall:
-    """One call that failed. Pieces: what was sent, without large ones; then the source files of its traceback, as JSON.
+    """One call that failed. Pieces: what was sent, the source files of its traceback as JSON, a pickled `PoolOfCalls`.
 
     If `refused` says why, nothing but these facts was kept.
     """
@@ -54,7 +49,7 @@ class FailedCall:
     refused: str = ""
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What a runner is told of it, see `node/protocol.py: Header`; empty if it was a plugin's hook that failed."""
-    large: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
     """Digests of the pieces that are files, by the number of the piece."""
     info: str = ""
     """`instance_info` of the node, as JSON."""
@@ -64,26 +59,24 @@ class FailedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOfCalls:
-    """What the failed calls of a pool share. Pieces: the image without secrets, and the hooks of plugins, pickled."""
+    """What the failed calls of a pool share."""
 
-    pool: str
+    name: str
     interpreter: str
     """The Python of the program that opened the pool."""
-    python: str
+    image: bytes
+    """Pickled, and without secrets."""
     packages: str = ""
-    """What the nodes had installed, as a requirements.txt."""
-    locked: bool = False
-    """Whether `packages` has hashes, so that exactly the same can be installed."""
+    """What the nodes had installed, as a requirements.txt with hashes."""
     secret_variables: Sequence[str] = ()
     """Variables that are not kept, since they are secrets or look like ones."""
     directory: str = ""
     paths: Sequence[str] = ()
-    """Where modules were imported from, relative to `directory`."""
+    """Where modules were imported from."""
+    hooks: Sequence[bytes] = ()
+    """Those of the plugins, pickled."""
     left_out: Sequence[str] = ()
     """Plugins whose hooks hold a secret, and are not kept."""
-
-
-Kind = TypeVar("Kind", FailedCall, PoolOfCalls)
 
 
 class KeptCalls:
@@ -93,24 +86,22 @@ class KeptCalls:
         self._folder, self._limit = history / FAILED, limit
         self._calls: dict[str, FailedCall] = {}
 
-    def keep_pool(self, pool: PoolOfCalls, pieces: Sequence[Buffer]) -> None:
-        write(private.make(self._folder.parent, FAILED) / POOL, pool, pieces)
-
-    def keep(self, call: FailedCall, pieces: Sequence[Buffer], files: Mapping[str, blobs.Blob]) -> None:
-        """Writes a call; `files` are its large pieces, by digest."""
+    def keep(self, call: FailedCall, pieces: Sequence[Buffer], files: Mapping[str, Buffer]) -> None:
+        """Writes a call; `files` are its pieces that are files, by digest."""
+        private.make(self._folder.parent, FAILED)
         self._make_room(call.size)
         self._calls[call.id] = call
-        for name, blob in files.items():
-            if not (path := self._folder / (name + _LARGE)).exists():
-                _save(path, [blobs.read(blob)])
+        for name, content in files.items():
+            if not (path := self._folder / (name + _FILE)).exists():
+                _save(path, [content])
         write(self._folder / call.id, call, pieces)
 
     def _make_room(self, size: int) -> None:
         calls = self._calls
         while calls and (len(calls) >= _MOST_CALLS or sum(c.size for c in calls.values()) + size > self._limit):
             oldest = calls.pop(next(iter(calls)))
-            used = {name for call in calls.values() for name in call.large.values()}
-            for name in (oldest.id, *(digest + _LARGE for digest in {*oldest.large.values()} - used)):
+            used = {name for call in calls.values() for name in call.files.values()}
+            for name in (oldest.id, *(digest + _FILE for digest in {*oldest.files.values()} - used)):
                 (self._folder / name).unlink(missing_ok=True)
 
 
@@ -149,57 +140,44 @@ def find(call: str) -> tuple[FailedCall, Path]:
     return same[0]
 
 
-def load(call: FailedCall, path: Path) -> tuple[list[Buffer], PoolOfCalls, list[Buffer]]:
-    """The pieces of a call, and what its pool's calls share with the pieces of that; an error says what is damaged."""
+def load(call: FailedCall, path: Path) -> list[Buffer]:
+    """Its pieces; an error says what is damaged."""
     if call.refused:
         raise InvalidArgument(f"{call.name}, call {call.id}, cannot be run again: {call.refused}.")
-    _, pieces = read(path, FailedCall)
-    for index, digest in call.large.items():
-        large = path.with_name(digest + _LARGE)
-        try:
-            pieces[int(index)] = blobs.read((str(large), large.stat().st_size))
-        except OSError as exc:
-            raise _damaged(large, exc.strerror or str(exc)) from None
-        if blobs.digest(pieces[int(index)]) != digest:
-            raise _damaged(large, "it is not what was written")
-    return pieces, *read(path.with_name(POOL), PoolOfCalls)
-
-
-def write(path: Path, facts: FailedCall | PoolOfCalls, pieces: Sequence[Buffer] = ()) -> None:
-    """Writes a file for this user alone; it has its name when all of it is there."""
-    body = b"".join(pieces)
-    sizes = [nbytes(piece) for piece in pieces]
-    _save(path, [journal.line({**asdict(facts), "digest": blobs.digest(body), "pieces": sizes}), body])
-
-
-def read(path: Path, kind: type[Kind]) -> tuple[Kind, list[Buffer]]:
-    """What was written; an error if it is not that any more."""
     try:
-        content = journal.content(path)
-    except OSError as exc:
-        raise _damaged(path, exc.strerror or str(exc)) from None
-    line, _, body = content.partition(b"\n")
-    facts = journal.parsed(line, _LONGEST)
-    if facts is None or facts.get("digest") != blobs.digest(body):
-        raise _damaged(path, "it is not what was written")
-    ends = accumulate(facts["pieces"], initial=0)
-    return _made(kind, facts), [body[start:end] for start, end in pairwise(ends)]
+        line, _, body = journal.content(path).partition(b"\n")
+        facts = journal.parsed(line)
+        if facts is None or facts["digest"] != blobs.digest(body):
+            raise OSError("it is not what was written")
+        pieces: list[Buffer] = [body[start:end] for start, end in pairwise(accumulate(facts["pieces"], initial=0))]
+        for index, digest in call.files.items():
+            path = path.with_name(digest + _FILE)
+            pieces[int(index)] = blobs.read((str(path), path.stat().st_size))
+            if blobs.digest(pieces[int(index)]) != digest:
+                raise OSError("it is not what was written")
+    except (OSError, KeyError) as exc:
+        raise InvalidArgument(
+            f"what was kept of this call is damaged ({exc}; {path}). It cannot be run again."
+        ) from None
+    return pieces
 
 
-def _made(kind: type[Kind], facts: Mapping[str, Any]) -> Kind:
-    known = {each.name for each in fields(kind)}  # another version may have written more
-    return kind(**{name: value for name, value in facts.items() if name in known})
+def write(path: Path, call: FailedCall, pieces: Sequence[Buffer] = ()) -> None:
+    """Writes a file for this user alone; it has its name when all of it is there."""
+    body, sizes = b"".join(pieces), [nbytes(piece) for piece in pieces]
+    _save(path, [journal.line({**asdict(call), "digest": blobs.digest(body), "pieces": sizes}), body])
 
 
 def _named(folder: Path, beginning: str) -> Iterator[tuple[FailedCall, Path]]:
     """The calls whose ids begin so, without their pieces."""
     for name in os.listdir(folder) if folder.is_dir() else ():
-        if not name.startswith(beginning) or not name.isalnum() or name == POOL:
+        if not name.startswith(beginning) or not name.isalnum():
             continue
         try:
             facts = journal.parsed(journal.content(folder / name, _HEAD).partition(b"\n")[0])
             if facts is not None and facts["id"] == name:
-                yield _made(FailedCall, facts), folder / name
+                known = {each.name for each in fields(FailedCall)}  # another version may have written more
+                yield FailedCall(**{name: facts[name] for name in known & facts.keys()}), folder / name
         except (OSError, TypeError, KeyError):
             continue  # removed at this moment, or none of ours
 
@@ -213,7 +191,3 @@ def _save(path: Path, content: Iterable[Buffer]) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def _damaged(path: Path, why: str) -> InvalidArgument:
-    return InvalidArgument(f"what was kept of this call is damaged: {why} ({path}). It cannot be run again from there.")

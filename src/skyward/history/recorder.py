@@ -25,7 +25,7 @@ from skyward.history.store import FILE, FOLDER, prune
 from skyward.machines.ledger import state_dir
 from skyward.transport import private
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "working_directory"]
 
 log = logging.getLogger("skyward.history")
 
@@ -207,7 +207,7 @@ def _written(event: Event) -> bytes:
     return line(event)
 
 
-def _directory() -> str:
+def working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:  # it has been removed
@@ -222,7 +222,7 @@ def _header(pool: str, began: float) -> bytes:
         "pool": pool,
         "began": began,
         "program": os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python",
-        "directory": _directory(),
+        "directory": working_directory(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "skyward": __version__,

@@ -104,7 +104,8 @@ class Bodies:
             if type(result).__module__ == "skyward.api.compute":
                 _tell_of_call(call.about["name"], result)
             return self.packed_result(call, result)
-        except Stopped:
+        except Stopped as exc:
+            _tell_of_failure(exc)
             raise
         except SystemExit as exc:
             _tell_of_failure(exc)

@@ -8,7 +8,6 @@ import linecache
 import os
 import re
 import resource
-import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
@@ -33,19 +32,13 @@ class Order:
     info: str
     """`instance_info` of its node."""
     rank: int
-    """Which rank the user wants to see."""
-    together: bool
-    """Whether all ranks run; else the only process stands for `rank`."""
+    """Which rank the user wants to see; the only process, if there is one, stands for it."""
     directory: str
     paths: Sequence[str]
-    env: Mapping[str, str]
     sources: Mapping[str, str]
     """Files of the user's as they were, to be shown."""
-    gpus: bool
     memory: int | None = None
     """How many bytes the function may use; more gives a MemoryError at its line."""
-    limit: float | None = None
-    """Seconds after which the debugger is opened; the time limits of calls would end it."""
     terminal: str = ""
     """Where the debugger is opened."""
     patience: float = 0.0
@@ -55,8 +48,7 @@ class Order:
 @contextmanager
 def around_app(order: Order, info: InstanceInfo) -> Generator[None]:
     """Before all other hooks: directory, variables, place in the pool, and what hears of failures."""
-    rank = info.rank if order.together else order.rank
-    os.environ.update(order.env)
+    rank = info.rank if info.world_size > 1 else order.rank
     os.environ[VARIABLE] = _placed(order, rank, info).to_json()
     if os.path.isdir(order.directory):
         os.chdir(order.directory)
@@ -76,9 +68,6 @@ def decorate(order: Order, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if order.limit is not None:
-            signal.signal(signal.SIGALRM, functools.partial(_over, order.limit))
-            signal.setitimer(signal.ITIMER_REAL, order.limit)
         result = fn(*args, **kwargs)
         if isinstance(result, AsyncGenerator):
             return _drained(cast("AsyncGenerator[Any, None]", result))
@@ -91,7 +80,7 @@ def _placed(order: Order, rank: int, here: InstanceInfo) -> InstanceInfo:
     """As on the node, at addresses of this computer and with its GPUs."""
     there = InstanceInfo.from_json(order.info)
     counts = there.ranks_per_node or (there.workers_per_node,) * there.total_nodes
-    node, gpus = there.node_of(rank), here.node_gpus if order.gpus else ()
+    node, gpus = there.node_of(rank), here.node_gpus
     return replace(
         there,
         node=node,
@@ -111,15 +100,20 @@ def _placed(order: Order, rank: int, here: InstanceInfo) -> InstanceInfo:
 
 
 def _failed(order: Order, rank: int, exc: BaseException) -> None:
-    if rank != order.rank:
+    stopped = isinstance(exc, body.Stopped)
+    if rank != order.rank and not stopped:
         told = exceptions.capture(exc)[0]
         print(f"it has failed: {told['type']}: {told['message']}", file=sys.stderr, flush=True)
         end = time.monotonic() + order.patience
         while time.monotonic() < end:  # in short steps, between which it can be stopped
             time.sleep(0.05)
-    elif order.terminal:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _debug(order.terminal, exceptions.users_part(exc.__traceback__))
+    elif rank == order.rank and order.terminal:
+        where = last = exceptions.users_part(exc.__traceback__)
+        while stopped and last is not None and (following := last.tb_next) is not None:
+            if following.tb_frame.f_code.co_name == "_on_sigterm":  # by which the runner stops a body
+                last.tb_next = None
+            last = following
+        _debug(order.terminal, where)
 
 
 def _debug(terminal: str, where: TracebackType | None) -> None:
@@ -144,10 +138,6 @@ def _debug(terminal: str, where: TracebackType | None) -> None:
             os.dup2(old, fd)
             os.close(old)
         os.close(opened)
-
-
-def _over(seconds: float, *_: object) -> None:
-    raise TimeoutError(f"the time limit of {seconds:g} s is over")
 
 
 async def _drained(items: AsyncGenerator[Any, None]) -> list[Any]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyward.api.context import PoolContext
 from skyward.api.image import Image, PipIndex, mask
@@ -27,6 +27,7 @@ from skyward.client.call import Call, new_id
 from skyward.errors import PluginError
 from skyward.events import EndOfCall
 from skyward.history.failed_calls import FailedCall, KeptCalls, PoolOfCalls
+from skyward.history.recorder import working_directory
 from skyward.node.settings import in_words
 from skyward.transport import blobs, exceptions
 from skyward.transport.frames import Buffer, nbytes
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from skyward.history.recorder import Recorder
     from skyward.setup.fleet import Fleet
 
-__all__ = ["keep_failed_calls", "keep_failed_hook"]
+__all__ = ["keep_failed_calls"]
 
 log = logging.getLogger("skyward.history")
 
@@ -48,22 +49,23 @@ _NOT_THE_USERS = (os.path.dirname(os.__file__), str(Path(__file__).parents[1]))
 
 
 def keep_failed_calls(
-    recorder: Recorder | None, limit: int, context: PoolContext, fleet: Fleet, steps: ExitStack
+    recorder: Recorder | None,
+    limit: int,
+    steps: ExitStack,
+    context: PoolContext,
+    fleet: Fleet,
+    error: PluginError | None = None,
 ) -> None:
-    """Has calls that fail kept beside the pool's history, up to `limit` bytes; nothing without a history."""
-    if recorder is not None and limit:
-        failed = _FailedCalls(recorder, limit, context, fleet)
+    """Has calls that fail kept beside the pool's history, up to `limit` bytes; or what a hook has raised at opening."""
+    if recorder is None or not limit:
+        return
+    failed = _FailedCalls(recorder, limit, context, fleet)
+    if error is None:
         fleet.engine.on_failed = failed.note
         recorder.meanwhile = failed.flush
         steps.callback(failed.close)  # before the directory of large arguments is removed
-
-
-def keep_failed_hook(
-    recorder: Recorder | None, limit: int, context: PoolContext, fleet: Fleet, error: PluginError
-) -> None:
-    """Keeps that a plugin's hook failed on a node when the pool was opened, as a call without a function."""
-    if recorder is not None and limit and error.hook == "around_app":
-        _FailedCalls(recorder, limit, context, fleet).note_hook(error)
+    elif error.hook == "around_app":
+        failed.note_hook(error)
 
 
 class _FailedCalls:
@@ -75,21 +77,18 @@ class _FailedCalls:
         self._waiting: list[tuple[FailedCall, Sequence[Buffer], Mapping[str, blobs.Blob]]] = []
         self._size = 0  # of what waits to be written
         self._writing = threading.Lock()
-        self._told = self._closed = self._pool_written = False
+        self._told = self._closed = False
         self._owner = os.getpid()
+        self._pool = b""
 
     def note(self, call: Call, end: EndOfCall, error: BaseException | None) -> None:
         """With the engine's lock held, while the call still has its arguments; `error` gets a note."""
         if self._closed or call.node is None:
             return
         size = sum(map(nbytes, call.pieces)) + sum(size for _, size in call.uploads.values())
-        id, name, node, outcome, _, rank, text, attempt, arguments, _, _, group, _ = end
-        made = FailedCall(
-            id=id, name=name, arguments=arguments, time=time.time(), outcome=outcome, error=text, node=node, rank=rank,
-            attempt=attempt, group=group, size=size, refused=self._refusal(call, size), **self._place(node),
-            about={key: value for key, value in call.about.items() if key not in _LEFT_OUT},
-            large={index: os.path.basename(str(at)) for index, (at, _) in call.about.get("blobs", {}).items()},
-        )  # fmt: skip
+        about = {key: value for key, value in call.about.items() if key not in _LEFT_OUT}
+        files = {index: os.path.basename(str(at)) for index, (at, _) in call.about.get("blobs", {}).items()}
+        made = replace(self._facts(end, self._refusal(call, size)), size=size, about=about, files=files)
         if made.refused:
             self._waiting.append((_refused(made), (), {}))
             return
@@ -97,25 +96,28 @@ class _FailedCalls:
         self._fleet.store.retain(call.uploads)
         self._waiting.append((made, call.pieces, call.uploads))
         if error is not None:
-            exceptions.noted(error, _rerun_note(id))
+            exceptions.noted(error, _rerun_note(call.id))
 
     def note_hook(self, error: PluginError) -> None:
-        node, id = error.node or 0, new_id()
-        made = FailedCall(
-            id=id, name=f"around_app of {error.plugin}", arguments="", time=time.time(), outcome="error", node=node,
-            error=exceptions.as_text(error), rank=node if error.rank is None else error.rank, attempt=0, group=id,
-            **self._place(node),
-        )  # fmt: skip
-        if any(holds_secret(self._hooks([each])) for each in self._context.plugins if each.name == error.plugin):
-            made = replace(made, refused=f"the hooks of {error.plugin} hold a sky.Secret")
+        node, id, name = error.node or 0, new_id(), f"around_app of {error.plugin}"
+        if node not in self._fleet.infos:
+            return  # it had not got so far
+        rank, text = node if error.rank is None else error.rank, exceptions.as_text(error)
+        secret = any(holds_secret(self._hooks([each])) for each in self._context.plugins if each.name == error.plugin)
+        refusal = f"the hooks of {error.plugin} hold a sky.Secret" if secret else ""
+        made = self._facts((id, name, node, "error", 0.0, rank, text, 0, "", 0, 0, id, 0.0), refusal)
         self._waiting.append((made, (), {}))
         self.flush()
-        if not made.refused and not self._told:
+        if not refusal and not self._told:
             exceptions.noted(error, _rerun_note(id))
 
-    def _place(self, node: int) -> dict[str, Any]:
-        machine = in_words(self._fleet.engine.greetings()[node])
-        return {"info": self._fleet.info(node).to_json(), "machine": machine}
+    def _facts(self, end: EndOfCall, refusal: str) -> FailedCall:
+        id, name, node, outcome, _, rank, text, attempt, arguments, _, _, group, _ = end
+        return FailedCall(
+            id=id, name=name, arguments=arguments, time=time.time(), outcome=outcome, error=text, node=node, rank=rank,
+            attempt=attempt, group=group, refused=refusal, info=self._fleet.infos[node].to_json(),
+            machine=in_words(self._fleet.engine.greetings()[node]),
+        )  # fmt: skip
 
     def _refusal(self, call: Call, size: int) -> str:
         """Why a call is not kept; empty if it is."""
@@ -152,16 +154,21 @@ class _FailedCalls:
         self.flush()
 
     def _write(self, call: FailedCall, pieces: Sequence[Buffer], files: Mapping[str, blobs.Blob]) -> None:
-        if not self._pool_written:
-            self._kept.keep_pool(*self._shared())
-            self._pool_written = True
-        if holds_secret(map(blobs.read, files.values())):
-            call, pieces, files = _refused(replace(call, refused=_WITH_SECRET)), (), {}
-        sources = [] if call.refused else [_sources(call.error)]
-        self._kept.keep(call, [*pieces, *sources], files)
+        contents: dict[str, Buffer] = {digest: blobs.read(blob) for digest, blob in files.items()}
+        if not call.refused and holds_secret(contents.values()):
+            call = _refused(replace(call, refused=_WITH_SECRET))
+        if call.refused:
+            self._kept.keep(call, (), {})
+            return
+        self._pool = self._pool or pickle.dumps(self._shared())
+        contents[digest := blobs.digest(self._pool)] = self._pool
+        pieces = [*pieces, _sources(call.error), b""]
+        self._kept.keep(replace(call, files={**call.files, str(len(pieces) - 1): digest}), pieces, contents)
 
-    def _shared(self) -> tuple[PoolOfCalls, Sequence[Buffer]]:
-        image, context, listed = self._context.image, self._context, self._fleet.package_list()
+    def _shared(self) -> PoolOfCalls:
+        from skyward.transport.includes import import_paths  # most pools need none
+
+        image, context = self._context.image, self._context
         env = {name: value for name, value in without_secrets(image.env).items() if mask(value) == value}
         plain = Image(
             python=".".join(map(str, image.python_version)),
@@ -172,20 +179,20 @@ class _FailedCalls:
             allow_env=image.allow_env,
         )
         kept = [plugin for plugin in context.plugins if not holds_secret(self._hooks([plugin]))]
-        made = PoolOfCalls(
-            pool=context.name,
+        directory = working_directory()
+        return PoolOfCalls(
+            name=context.name,
             interpreter=sys.executable,
-            python=plain.python,
-            packages=listed or (_installed_here() if context.local else ""),
-            locked=bool(listed),
+            image=pickle.dumps(plain),
+            packages=self._fleet.package_list(),
             secret_variables=sorted(set(image.env) - set(env)),
-            directory=(directory := _directory()),
-            paths=_import_paths(image, directory),
+            directory=directory,
+            paths=[os.path.join(directory, path) for path in import_paths(image, Path(directory))],
+            hooks=self._hooks(kept),
             left_out=[plugin.name for plugin in context.plugins if plugin not in kept],
         )
-        return made, [pickle.dumps(plain), *self._hooks(kept)]
 
-    def _hooks(self, plugins: Sequence[Plugin]) -> list[Buffer]:
+    def _hooks(self, plugins: Sequence[Plugin]) -> list[bytes]:
         from skyward.setup.node_settings import packed_hooks
 
         return packed_hooks(plugins, list(self._fleet.by_node.values()))
@@ -196,7 +203,7 @@ def _rerun_note(call: str) -> str:
 
 
 def _refused(call: FailedCall) -> FailedCall:
-    return replace(call, size=0, about={}, large={})
+    return replace(call, size=0, about={}, files={})
 
 
 def _sources(error: str) -> bytes:
@@ -211,26 +218,3 @@ def _sources(error: str) -> bytes:
             continue  # a file of the node, or of a notebook's cell
     made = json.dumps(found).encode()
     return b"{}" if holds_secret([made]) else made
-
-
-def _import_paths(image: Image, directory: str) -> Sequence[str]:
-    if not image.includes:
-        return ()
-    from skyward.transport.includes import import_paths
-
-    return import_paths(image, Path(directory))
-
-
-def _installed_here() -> str:
-    """The packages of this program, where nodes have the same: on this computer, in its own environment."""
-    from importlib import metadata  # heavy, and most programs have no call that fails
-
-    found = {each.name: each.version for each in metadata.distributions()}
-    return "\n".join(f"{name}=={version}" for name, version in sorted(found.items()))
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it has been removed
-        return ""

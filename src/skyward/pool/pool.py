@@ -62,7 +62,7 @@ from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import lifetime, opening
 from skyward.pool.budget_watch import BudgetWatch, of_budget
-from skyward.pool.failures import keep_failed_calls, keep_failed_hook
+from skyward.pool.failures import keep_failed_calls
 from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, hear_of
 from skyward.pool.mistakes import Mistakes, called_like_an_executor, for_awaiting, not_mapped, not_put
 from skyward.pool.opening import (
@@ -365,11 +365,11 @@ class ComputePool(Collections, Mistakes):
         self._state.check_wanted()
         steps.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._after_fork)))
         close_for_another = self._weak.call(ComputePool._close_for_another)
-        hook_failed = partial(keep_failed_hook, self._recorder, self._max_replay)
-        self._fleet = open_nodes(context, holding, watchdog, self._state, close_for_another, hook_failed, steps)
+        keep_failed = partial(keep_failed_calls, self._recorder, self._max_replay, steps)
+        self._fleet = open_nodes(context, holding, watchdog, self._state, close_for_another, keep_failed, steps)
         self._state.check_wanted()
         self._engine, self._store = self._fleet.engine, self._fleet.store
-        keep_failed_calls(self._recorder, self._max_replay, context, self._fleet, steps)
+        keep_failed(context, self._fleet)
         if context.budget is not None:
             close = self._weak.call(ComputePool._close)
             steps.enter_context(BudgetWatch(context, self._engine.tell_terms, close))

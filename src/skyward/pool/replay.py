@@ -11,11 +11,10 @@ import pickle
 import re
 import shutil
 import sys
-from collections.abc import Callable
+import termios
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ from skyward.client.futures import wait_for_all
 from skyward.client.packing import Sent
 from skyward.errors import BootstrapError, InvalidArgument, NodeLost, PluginError
 from skyward.events import CallEnded, Event, Output, Warned
-from skyward.history.failed_calls import find, load
+from skyward.history.failed_calls import PoolOfCalls, find, load
 from skyward.history.lines import summary
 from skyward.node import replay as hooks
 from skyward.node.body import Hook
@@ -37,22 +36,17 @@ from skyward.node.gpus import look
 from skyward.node.settings import in_words, system
 from skyward.pool.pool import ComputePool
 from skyward.setup.env.local import prepare
-from skyward.setup.env.uv import missing_pip
+from skyward.setup.env.requirements import check_python
 from skyward.transport import exceptions, private
 from skyward.transport.payload import unpack
 
 __all__ = ["Replay", "call_of", "replay"]
 
 _NOTES = re.compile(r"`sky replay (\w+)`|^raised on .*, call (\w+), attempt ", re.M)
-_PINNED = re.compile(r"^(?:# )?([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.M)
-_MISSING = re.compile(r"FileNotFoundError: .*No such file or directory: (.*)")
 _TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "MPLBACKEND")
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-_MOST_DIFFERENT = 6
-_PATIENCE = 5.0
+_PATIENCE, _FOREVER = 5.0, 1e6  # seconds that failed ranks wait for the one that is wanted; while someone debugs
 _SHARE = 0.8  # of the memory that is free here, for a call that ran out of memory
-
-Report = Callable[[str], None]
 
 
 def replay(call: str | BaseException, /, *, rank: int | None = None, pdb: bool = False) -> Any:
@@ -108,22 +102,22 @@ class Ended:
 class Replay:
     """A kept call, ready to be run again as one of its ranks."""
 
-    def __init__(self, call: str | BaseException, rank: int | None = None, report: Report | None = None) -> None:
-        id, self._report = call_of(call) if isinstance(call, BaseException) else call, report or _tell
+    def __init__(self, call: str | BaseException, rank: int | None = None) -> None:
+        id = call_of(call) if isinstance(call, BaseException) else call
         if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(f"replay({id!r}): the exception of a call, or its id as text, is wanted.")
-        self.call, path = find(id)
-        pieces, self.pool, (image, *packed) = load(self.call, path)
-        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        if self.pool.python != here:
+        if sys.platform != "linux":
             raise InvalidArgument(
-                f"{self.call.name} ran on Python {self.pool.python}, and this is {here}; functions cannot cross from "
-                f"one to the other. Run it with that one: uv run --python {self.pool.python} sky replay {self.call.id}."
+                "calls are run again in a pool on this computer, which needs Linux, or WSL on Windows."
             )
-        self._sources: dict[str, str] = json.loads(bytes(pieces.pop()))
-        self._pieces = pieces
-        self._image: Image = pickle.loads(image)
-        self._hooks: list[Hook] = unpack(bytes(packed[0]), packed[1:]) if packed else []
+        self.call, path = find(id)
+        self._pieces = load(self.call, path)
+        self.pool: PoolOfCalls = pickle.loads(self._pieces.pop())
+        self._sources: dict[str, str] = json.loads(bytes(self._pieces.pop()))
+        self._image: Image = pickle.loads(self.pool.image)
+        check_python(self._image)
+        hooks = self.pool.hooks
+        self._hooks: list[Hook] = unpack(hooks[0], hooks[1:]) if hooks else []
         world = InstanceInfo.from_json(self.call.info).world_size
         failed = 0 if self.call.rank is None else self.call.rank
         self.rank, self._asked = failed if rank is None else rank, rank is not None
@@ -138,15 +132,13 @@ class Replay:
     def differences(self) -> list[str]:
         """What is not here as it was on the node, in sentences."""
         call, pool = self.call, self.pool
-        python, gpus = sys.version_info[:3], [{"name": gpu.name} for gpu in self._gpus]
-        here = in_words(
-            {"hostname": os.uname().nodename, "python": python, "system": system(), "cpus": _cpus(), "gpus": gpus}
-        )
+        gpus, cpus = [{"name": gpu.name} for gpu in self._gpus], len(os.sched_getaffinity(0))
+        about = {"hostname": os.uname().nodename, "python": sys.version_info[:3], "system": system()}
+        here = in_words({**about, "cpus": cpus, "gpus": gpus})
         told = [f"{what}: {there} on the node, {here[what]} here" for what, there in call.machine.items()
                 if what in here and there != here[what]]  # fmt: skip
         if call.machine.get("GPUs", "none") != "none" and not gpus:
             told.append("it runs on the CPU here; tensors of GPUs come to the CPU")
-        told += self._other_packages()
         for name in pool.secret_variables:
             state = "has the value of this terminal" if name in os.environ else "is not set"
             told.append(f"variable {name} is not kept, since it may be a secret; here it {state}")
@@ -156,14 +148,6 @@ class Replay:
         changed = [path for path, text in self._sources.items() if _text(path) not in (text, None)]
         return [*told, *(f"{path} has changed since: the code of then runs and is shown" for path in changed)]
 
-    def _other_packages(self) -> list[str]:
-        if missing_pip(self._image.pip):
-            return []  # those of the node are installed
-        found = [(name, there, here) for name, there in _PINNED.findall(self.pool.packages) if (here := _version(name))]
-        different = [f"{name} {there} (here {here})" for name, there, here in found if _public(there) != _public(here)]
-        more = f" and {len(different) - _MOST_DIFFERENT} more" if len(different) > _MOST_DIFFERENT else ""
-        return [f"packages on the node: {', '.join(different[:_MOST_DIFFERENT])}{more}"] if different else []
-
     def compared(self, ended: Ended) -> list[str]:
         """How it ended, beside how it had ended on the node."""
         before, now = summary(self.call.outcome, self.call.error), summary(ended.outcome, ended.text)
@@ -172,8 +156,6 @@ class Replay:
         told = [f"it failed as on the node: {now}"]
         if _kind(now) != _kind(before):
             told = [f"it failed here in another way: {now}", f"on the node: {before}"]
-            if missing := _MISSING.match(now):
-                told.append(f"{missing[1]} is not on this computer")
         if ended.rank != self.rank:
             told.append(f"rank {self.rank} did not fail: it was rank {ended.rank}")
         return told
@@ -183,29 +165,30 @@ class Replay:
             rank = f" --rank {self.rank}" if self._asked else ""
             command = f"sky replay {self.call.id}{rank} --pdb"
             raise InvalidArgument(f"the debugger needs a terminal. In one, write `{command}`.")
-        ends: dict[int | None, CallEnded] = {}
+        ends: dict[int, CallEnded] = {}
         with ExitStack() as stack:
             if pdb:
-                stack.callback(_restore_terminal())
+                stack.callback(termios.tcsetattr, 0, termios.TCSADRAIN, termios.tcgetattr(0))
             pool = self._pool(self._packages(stack), pdb)
             pool.on_event(partial(self._heard, ends))
             try:
                 stack.enter_context(pool)
             except PluginError as exc:
                 rank = exc.rank if exc.rank is not None else exc.node
-                return Ended(
-                    self.rank if rank is None or self._world == 1 else rank, None, exc, exceptions.as_text(exc)
-                )
-            at, result, error = self._sent(pool, pdb) if self.call.about else (self._at, None, None)
+                rank = self.rank if rank is None or self._world == 1 else rank
+                return Ended(rank, None, exc, exceptions.as_text(exc))
+            at, result, error = self._sent(pool) if self.call.about else (self._at, None, None)
         if error is None:
             return Ended(self.rank, result)
         return Ended(self.rank if at == self._at else at, None, error, ends[at].error, ends[at].outcome)
 
     def _packages(self, stack: ExitStack) -> Image:
-        """The image, with exactly the packages of the node if this Python lacks some and these can be installed."""
-        variables = {name: Secret(os.environ[name]) for name in self.pool.secret_variables if name in os.environ}
-        image = replace(self._image, env={**self._image.env, **variables})
-        if not self.pool.locked or not missing_pip(image.pip):
+        """The image with exactly the packages of the node, where these were installed for it and can be here."""
+        env = {name: os.environ[name] for name in _TERMINAL if name in os.environ}
+        env |= {name: Secret(os.environ[name]) for name in self.pool.secret_variables if name in os.environ}
+        hidden = {} if self._gpus else _NO_GPUS
+        image = replace(self._image, env={**env, **self._image.env, **hidden})
+        if not self.pool.packages:
             return image
         directory = private.fresh("skyward-lock-")
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -213,29 +196,24 @@ class Replay:
         lock.write_text(self.pool.packages)
         exact = replace(image, lock=str(lock))
         try:
-            prepare(exact, report=self._report)
+            prepare(exact, report=_tell)
         except (BootstrapError, InvalidArgument) as exc:
             why = str(exc).partition("\n")[0]
-            self._report(f"the packages of the node cannot be installed here as they were ({why}); trying others")
+            _tell(f"the packages of the node cannot be installed here as they were ({why}); trying others")
             return image
         return exact
 
     def _pool(self, image: Image, pdb: bool) -> ComputePool:
-        call, pool, timed_out = self.call, self.pool, self.call.outcome == "timeout"
-        env = {name: os.environ[name] for name in _TERMINAL if name in os.environ}
+        call, pool = self.call, self.pool
         order = hooks.Order(
             info=call.info,
             rank=self.rank,
-            together=self._world > 1,
             directory=pool.directory,
-            paths=[str(Path(pool.directory, path)) for path in pool.paths],
-            env=env if self._gpus else {**env, **_NO_GPUS},
+            paths=pool.paths,
             sources=self._sources,
-            gpus=bool(self._gpus),
             memory=_memory(self._world) if "TaskOutOfMemory" in call.error else None,
-            limit=call.about.get("timeout") if timed_out and pdb else None,
             terminal=os.ttyname(0) if pdb else "",
-            patience=float("inf") if pdb else _PATIENCE,
+            patience=_FOREVER if pdb else _PATIENCE,
         )
         theirs = [Plugin(name, around_app=around if self._gpus else _on_the_cpu(around), decorate=decorate)
                   for name, around, decorate in self._hooks]  # fmt: skip
@@ -243,14 +221,14 @@ class Replay:
         last = Plugin("replay, last", decorate=partial(hooks.decorate, order))
         return ComputePool(
             nodes=self._world, image=image, plugins=[before, *theirs, last], retries=0, stall_timeout=None,
-            max_result_bytes=1 << 62, console=False, history=False,
+            max_result_bytes=1 << 62, grace=_FOREVER if pdb else 10.0, console=False, history=False,
         )  # fmt: skip
 
-    def _sent(self, pool: ComputePool, pdb: bool) -> tuple[int, Any, BaseException | None]:
+    def _sent(self, pool: ComputePool) -> tuple[int, Any, BaseException | None]:
         """Sends what was sent then, to all ranks or to the one that had it: which of them ended how."""
         engine, packing = pool._engine, pool._sender.packing  # pyright: ignore[reportPrivateUsage] - same folder
         about = {**self.call.about}
-        if pdb or self.call.outcome != "timeout":
+        if self.call.outcome != "timeout":
             about.pop("timeout", None)
         pending = PendingCompute[Any](Sent(cast("Any", about), self._pieces), label=self.call.name)
         made = packing.copies(pending, self._world if self.call.group else 1, self.call.attempt, 0)
@@ -265,9 +243,9 @@ class Replay:
         at = min(errors, key=lambda at: (calls[at].stopping is not None, at != self._at))
         return at, None, errors[at]
 
-    def _heard(self, ends: dict[int | None, CallEnded], event: Event) -> None:
+    def _heard(self, ends: dict[int, CallEnded], event: Event) -> None:
         if isinstance(event, CallEnded):
-            ends[event.rank] = event
+            ends[event.node] = event  # each has one rank
         elif isinstance(event, Warned):
             print(f"{event.path}:{event.line}: {event.text}", file=sys.stderr, flush=True)
         elif isinstance(event, Output) and not event.progress:
@@ -285,27 +263,11 @@ def _kind(summary: str) -> str:
     return summary.partition(":")[0].rpartition(".")[2]
 
 
-def _public(version: str) -> str:
-    """Without what says how it was built, such as `+cpu`."""
-    return version.partition("+")[0]
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _text(path: str) -> str | None:
     try:
         return Path(path).read_text()
     except (OSError, ValueError):
         return None
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory(processes: int) -> int | None:
@@ -320,9 +282,3 @@ def _on_the_cpu(around: Any) -> Any:
     if isinstance(around, partial) and asking.keywords.get("backend") == "nccl":
         return partial(asking, backend=None)
     return asking
-
-
-def _restore_terminal() -> Callable[[], None]:
-    import termios
-
-    return partial(termios.tcsetattr, 0, termios.TCSADRAIN, termios.tcgetattr(0))

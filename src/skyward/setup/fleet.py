@@ -89,7 +89,8 @@ class Fleet:
         self._addresses: list[Address] = []
         self._hooks: list[Any] = []
         self._session = os.urandom(8).hex()
-        self._infos: dict[int, InstanceInfo] = {}
+        self.infos: dict[int, InstanceInfo] = {}
+        """What `sky.instance_info()` is in the first process of each node."""
         self.by_node: dict[int, Host] = {}
         self._ranks = Ranks([])
         self._replacements = None if self._supply is None else Replacements(self)
@@ -194,7 +195,7 @@ class Fleet:
         gpus = pool_gpus(self._context, self.by_node, greetings, self._ranks)
         where = self._machines, self._addresses
         info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self._ranks)
-        self._infos[node] = info
+        self.infos[node] = info
         settings = agent_settings(self._context, node, self.by_node[node], info, greetings[node], gpus)
         return {**settings, "head": self.address(0)}, self._hooks
 
@@ -322,9 +323,6 @@ class Fleet:
             self._supply.discard(machine)
 
     # for the pool
-
-    def info(self, node: int) -> InstanceInfo:
-        return self._infos[node]
 
     def package_list(self) -> str:
         return self._setup.package_list(self.by_node[0])
