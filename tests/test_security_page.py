@@ -32,7 +32,7 @@ def test_every_row_is_held_by_tests_that_name_it() -> None:
 
 
 def test_no_row_is_missing() -> None:
-    assert list(Rows(ROWS, r"SEC-\d+").words()) == [f"SEC-{number}" for number in range(1, 38)]
+    assert list(Rows(ROWS, r"SEC-\d+").words()) == [f"SEC-{number}" for number in range(1, 39)]
 
 
 def test_every_sentence_names_its_rows_or_says_that_it_has_no_test() -> None:

@@ -83,6 +83,8 @@ class SimSteward(Steward):
         self._output: Any = SimpleNamespace(settle=lambda: None, make_room=lambda: None, end=lambda: None, size=0)
         self._leases = Leases([agent["node"] for agent in order.agents], world)
         self._adoption = _Adoption(order)
+        self._others = [agent["node"] for agent in order.agents if agent["node"] not in order.here]
+        self._sleep = lambda seconds: None
 
     def _start_driver(self) -> None:
         self.world.start_driver(self._epoch)
@@ -112,6 +114,7 @@ class World:
         empty: dict[str, Any] = {"env": {}, "wanted": {"nodes": 1}, "placed": {}, "head": {}, "identity": None}
         order = RunOrder(
             folder="/nowhere",
+            program="",
             socket="",
             argv=[],
             payload="",

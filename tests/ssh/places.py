@@ -13,7 +13,7 @@ __all__ = ["CACHE", "OURS", "TORCH", "left", "ours", "reached", "specs", "torch_
 
 CACHE = "/run/cache"
 TORCH = sky.Image(pip=["torch==2.13.0", "numpy"])
-OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner")
+OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner", "skyward.node.steward")
 
 
 def ours(host: Host) -> list[str]:

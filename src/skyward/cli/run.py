@@ -92,8 +92,10 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     from skyward.cli.plan import run_program
     from skyward.errors import InvalidArgument
     from skyward.pool.detached import Program, submit
+    from skyward.pool.program_files import imported
     from skyward.pool.program_imports import of_program
     from skyward.pool.run_record import check_free, free_name
+    from skyward.pool.settings import find_settings
 
     if arguments.restarts < 0:
         arguments.error(f"--restarts {arguments.restarts}: expected 0 or more.")
@@ -111,10 +113,17 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
         if not stopped:
             return 1
         pool = stopped[0].pool
+    files = [path, *imported([path], [path.parent])]
+    settings = Path(arguments.config) if arguments.config else (found.path if (found := find_settings()) else None)
+    named = line is None and not (arguments.provider or arguments.host)
+    if settings is not None and (named or settings.resolve().is_relative_to(Path.cwd())):
+        files.append(settings)
+        arguments.config = arguments.config and os.path.relpath(arguments.config)
     words = [word for name in _OPTIONS for word in _option(name, getattr(arguments, name))]
     title = " ".join([path.name, *arguments.rest])
-    argv = ["run", str(path), *words, "--", *arguments.rest]
-    program = Program("skyward", argv, os.getcwd(), title, imports=imports)
+    argv = ["run", os.path.relpath(path), *words, "--", *arguments.rest]
+    there = [os.path.relpath(file) for file in files]
+    program = Program("skyward", argv, os.getcwd(), title, imports=imports, files=there)
     began = time.monotonic()
     record = submit(pool, name, program, restarts=arguments.restarts)
     until = time.strftime(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def add(commands: Any) -> None:
         "exit status: 0, also if there is none; 1 if a run that is named is not known or in use; 2 for a wrong "
         "command line.",
         shape="one object per line: name, kind, began, changed (seconds since 1970), size (bytes), results (how many "
-        "are kept), in_use, stage (of a detached run: running, finished, failed, ...), until.",
+        "are kept), in_use, stage (of a detached run: running, finished, failed, ..., not reached), until.",
     )
     parser.add_argument("action", nargs="?", choices=("drop",), help="drop: remove the runs that are named")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the name of a run")
@@ -34,7 +35,9 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from skyward.errors import HostUnreachable
     from skyward.history import runs
+    from skyward.machines.parallel import each
     from skyward.pool.run import Run
     from skyward.pool.run_record import KIND
 
@@ -43,11 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.error("no runs named. `sky runs` lists them")
         for found in [runs.find(name) for name in arguments.names]:
             if found.kind == KIND:
-                Run(found.name).check_over()
+                run = Run(found.name)
+                run.check_over()
+                try:
+                    run.remove()
+                except HostUnreachable as exc:
+                    print(f"sky: warning: its folder {run.folder} stays there: {exc}", file=sys.stderr)
             runs.drop(found)
             print_json({"dropped": found.name}) if arguments.json else print(f"{found.name}: removed")
         return 0
-    rows = [_row(each) for each in runs.runs()]
+    rows = each(_row, runs.runs())
     if arguments.json:
         for row in rows:
             print_json(row)
@@ -77,12 +85,16 @@ def _row(found: Kept) -> dict[str, Any]:
 
 
 def _of_detached(found: Kept) -> dict[str, Any]:
+    from skyward.errors import SkywardError
     from skyward.pool.run import Run
     from skyward.pool.run_record import KIND
 
     if found.kind != KIND:
         return {"stage": None, "until": None}
-    status = Run(found.name).status
+    try:
+        status = Run(found.name).status
+    except SkywardError:  # `sky attach` says more
+        return {"stage": "not reached", "until": None}
     return {"stage": status.stage, "until": None if status.over else status.until}
 
 

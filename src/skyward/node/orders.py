@@ -45,7 +45,9 @@ class RunOrder:
     """What the steward of a detached run is told."""
 
     folder: str
-    """The run folder; it exists and is empty of the steward's files."""
+    """The run folder, which the steward makes."""
+    program: str
+    """An archive with the program's working files, which are its working directory then; empty if `cwd` is."""
     socket: str
     """Where it listens for the driver and for viewers."""
     argv: list[str]
@@ -53,7 +55,7 @@ class RunOrder:
     """What the driver reads on its standard input, in base64; empty if it has none."""
     cwd: str
     env: dict[str, str]
-    """The driver's environment, all of it."""
+    """What the driver has in its environment beside that of the steward."""
     umask: int
     agents: list[dict[str, Any]]
     """Of each node `node` and `place`: the path of a socket, or host and port."""

@@ -3,9 +3,11 @@
 <folder>/journal     facts (transport/journal.py): head, epoch, started, restarted, ended; the driver's lines after that
 <folder>/output      what the program printed, as it came
 <folder>/results/    files of the program, and what it returned: return.pkl, or its exception in raised
+<folder>/program/    the program's working files, in which it runs, if this computer is not the one that submitted it
+<folder>/state/      its history then
 
 It is read while the run lives and afterwards, by offset, and by other versions of Skyward. This file is also a program
-that a shell runs on the machine where the folder is, as `python -c TEXT`, so it needs the standard library only.
+that `setup/remote_folder.py` sends to the machine where the folder is, so it needs the standard library only.
 """
 
 from __future__ import annotations

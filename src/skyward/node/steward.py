@@ -26,12 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from skyward.api.base_errors import SkywardError
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient, RunOrder, written
-from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, RETURNED, RUN, RUN_NAME
+from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, PROGRAM, RESULTS, RETURNED, RUN, RUN_NAME
 from skyward.node.run_output import OutputFile
 from skyward.node.run_table import Action, Event, Run
-from skyward.transport import local_sockets
+from skyward.transport import includes, local_sockets, private
 from skyward.transport.codec import Message
 from skyward.transport.journal import Journal
 from skyward.transport.link import greet
@@ -42,6 +43,7 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}  # they are fo
 _REACH = 10.0
 _AT_ONCE = 16
 _LONGEST = 3e8
+_PAUSES = 0.0, 1.0, 5.0  # before other machines are told to end, should one not have heard it
 _CLOSING = 5.0  # before the deadline, beside the pool's grace
 _LONGEST_QUESTION = 1 << 20
 
@@ -146,11 +148,20 @@ class Steward:
         self._since = clock()  # of the present state
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._driver: subprocess.Popen[bytes] | None = None
-        folder = Path(order.folder)
+        folder = private.make(Path(order.folder).parent, Path(order.folder).name)
+        private.make(folder, RESULTS)
+        self._cwd = order.cwd
+        if order.program:
+            self._cwd = str(folder / PROGRAM)
+            with open(order.program, "rb") as archive:
+                includes.unpack(archive, folder / PROGRAM)
+            os.unlink(order.program)
         self._journal = Journal(folder / JOURNAL, create=True)
         self._output = OutputFile(folder / OUTPUT)
         self._leases = Leases([agent["node"] for agent in order.agents], _Agents(order))
         self._adoption = _Adoption(order)
+        self._others = [agent["node"] for agent in order.agents if agent["node"] not in order.here]  # to be ended
+        self._sleep: Callable[[float], None] = time.sleep
         self._socket = local_sockets.listen(order.socket)
 
     def serve(self) -> None:
@@ -208,10 +219,10 @@ class Steward:
             case "kill driver":
                 self._signal(signal.SIGKILL)
             case "end others":
-                here = set(self._order.here)
-                self._tell_end([agent["node"] for agent in self._order.agents if agent["node"] not in here])
+                self._end_others()
             case "end all":
-                self._tell_end([agent["node"] for agent in self._order.agents])
+                self._end_others()
+                self._tell_end(self._order.here)  # the last ones: their keeper ends us, too
 
     def _write(self, action: Action) -> None:
         fact: dict[str, Any] = {"fact": action.why.partition(":")[0], "time": time.time(), "epoch": self._epoch}
@@ -236,13 +247,18 @@ class Steward:
     def _renew(self) -> dict[int, str]:
         return self._leases.tell(max(0.0, self._end - self._clock()), self._order.drain)
 
-    def _tell_end(self, nodes: Sequence[int]) -> None:
-        if nodes:
-            self._leases.tell(0.0, 0.0, end=True, nodes=nodes)
+    def _end_others(self) -> None:
+        """A node that cannot be told ends with its lease."""
+        for pause in _PAUSES:
+            self._sleep(pause if self._others else 0.0)
+            self._others = self._tell_end(self._others)
+
+    def _tell_end(self, nodes: Sequence[int]) -> list[int]:
+        return list(self._leases.tell(0.0, 0.0, end=True, nodes=nodes)) if nodes else []
 
     def _start_driver(self) -> None:
         order = self._order
-        env = {**order.env, RUN: order.socket, FOLDER: order.folder, "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, **order.env, RUN: order.socket, FOLDER: order.folder, "PYTHONUNBUFFERED": "1"}
         env |= {RUN_NAME: order.head["name"], **_NO_GPU}
         env["SKYWARD_RESTART"] = str(order.restarts - self._run.restarts)
         read, write = os.pipe()
@@ -250,7 +266,7 @@ class Steward:
         try:
             self._driver = subprocess.Popen(
                 order.argv,
-                cwd=order.cwd,
+                cwd=self._cwd,
                 env=env,
                 stdin=stdin,
                 stdout=write,
@@ -362,7 +378,7 @@ def main() -> None:
     order = RunOrder(**json.loads(sys.stdin.buffer.readline()))
     try:
         steward = Steward(order, keeper, boot_clock)
-    except OSError as exc:
+    except (OSError, SkywardError) as exc:
         say(KeeperToClient.RunRefused(f"the run's folder {order.folder} cannot be used: {exc}"))
         return
     steward.serve()

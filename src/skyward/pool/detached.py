@@ -7,43 +7,50 @@ steward ends everything unless `go` comes within a minute. So nothing has two ow
 from __future__ import annotations
 
 import base64
-import getpass
 import os
-import re
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyward import events
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError, InvalidArgument
+from skyward.machines.acquire import Candidate
+from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
+from skyward.node.logind import ends_at_logout
 from skyward.node.orders import RunOrder
 from skyward.pool import program_imports, run_record
 from skyward.pool.budget_watch import draining
 from skyward.pool.lifetime import OrderlyExit
 from skyward.pool.opening import Steps, attach_console, get_machines, place_nodes
 from skyward.pool.run_record import RunRecord, Submission
+from skyward.providers.ssh import SSH
 from skyward.setup.adoption import wanted
-from skyward.setup.hosts import LOCAL_LEASE
+from skyward.setup.hosts import LOCAL_LEASE, Host
 from skyward.setup.keeper_client import KeeperClient
-from skyward.setup.local_shell import inherited
-from skyward.transport import private
+from skyward.transport.includes import pack
+from skyward.transport.roles import CLIENT
 
 if TYPE_CHECKING:
     from skyward.api.context import PoolContext
     from skyward.pool.pool import ComputePool
     from skyward.setup.fleet import Fleet
 
-__all__ = ["Program", "ends_at_logout", "submit"]
+__all__ = ["Program", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
 _MOST_PAYLOAD = 64 << 20
+_LINGER = (
+    "ends what you run when you log out (KillUserProcesses=yes in logind.conf), a detached run too. Allow it once: "
+    "`loginctl enable-linger`."
+)
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,15 @@ class Program:
     """What it needs on node 0; looked up there before the run is handed over."""
     path: Sequence[str] = ()
     """Where it looks for modules beside the environment of node 0."""
+    files: Sequence[str] = ()
+    """What it needs on another machine beside the image's `includes`, relative to its working directory."""
 
 
 def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0, hold: float = 0.0) -> RunRecord:
     """Gets the pool's machines and starts the program there; when this returns, the run needs this process no more."""
     handing = threading.Event()
     context = replace(pool._context(), handing=handing)  # pyright: ignore[reportPrivateUsage] - same folder
-    _refuse(context)
+    _refuse(context, pool._candidates, program)  # pyright: ignore[reportPrivateUsage]
     if len(program.payload) > _MOST_PAYLOAD:
         raise InvalidArgument(
             f"the function and its arguments have {len(program.payload) >> 20:,} MB; a detached run takes "
@@ -105,12 +114,17 @@ def _submit(
         context, lease = get_machines(context, candidates, selection, choose, lambda receipt: None, watchdog, steps)
         fleet = place_nodes(context, lease, watchdog, steps)
         _look_up(context, fleet, program)
+        _check_hosts(context, fleet)
         order = _order(context, fleet, record, program, min(deadline, context.ends_at), restarts, hold)
-        keeper = fleet.by_node[0].keeper
+        host = fleet.by_node[0]
+        keeper = host.keeper
         assert isinstance(keeper, KeeperClient)
         if why := keeper.hold(order, time.monotonic() + _ANSWER):
             raise BootstrapError("handing the run over", f"{keeper.shell.name} does not hold it: {why}.")
-        record.write("handed", folder=order.folder, socket=order.socket, directory=keeper.directory, left=order.left)
+        place = {"folder": order.folder, "socket": order.socket, "python": python_of(host)}
+        target = None if host.machine is None or host.machine.ssh is None else asdict(host.machine.ssh)
+        record.write("handed", **place, target=target, directory=keeper.directory, left=order.left)
+        fleet.let_go()
         handing.set()
         if why := keeper.go(time.monotonic() + _ANSWER):
             raise BootstrapError("starting the run's program", f"{why}.")
@@ -120,7 +134,7 @@ def _submit(
 def _look_up(context: PoolContext, fleet: Fleet, program: Program) -> None:
     host = fleet.by_node[0]
     context.report("looking up what the program imports")
-    for text in program_imports.check(host.keeper.shell, _python(host.env), program.imports, program.path):
+    for text in program_imports.check(host.keeper.shell, python_of(host), program.imports, program.path):
         context.warn(text)
 
 
@@ -133,27 +147,31 @@ def _order(
     restarts: int,
     hold: float,
 ) -> RunOrder:
-    host = fleet.by_node[0]
-    folder = private.make(record.path, "folder")
-    private.make(folder, "results")
-    now = time.time()
+    host, now = fleet.by_node[0], time.time()
+    folder, env, identity = str(record.path / "folder"), {}, None
+    if not context.local:
+        cache, _, name = host.keeper.directory.rpartition("/pools/")
+        folder = f"{cache}/runs/{name}"
+        env = {"SKYWARD_STATE": f"{folder}/state"}
+        assert fleet.certificates is not None
+        identity = vars(fleet.certificates.authority.issue(CLIENT))
     agents = [
         {"node": node, "place": [path] if (path := each.keeper.sockets.get(node)) else list(each.keeper.ports[node])}
         for node, each in sorted(fleet.by_node.items())
     ]
-    env = {**inherited(os.environ), **host.env, **revealed(context.image.env)}
     return RunOrder(
-        folder=str(folder),
+        folder=folder,
+        program="" if context.local else _send_files(context, program, host),
         socket=os.path.join(host.keeper.scratch, "steward"),
-        argv=[_python(host.env), "-P", "-m", program.module, *program.argv],
+        argv=[python_of(host), "-P", "-m", program.module, *program.argv],
         payload=base64.b64encode(program.payload).decode(),
         cwd=program.cwd,
-        env=env,
+        env={**host.env, **revealed(context.image.env), **env},
         umask=0o022,  # the keeper names the user's own
         agents=agents,
         here=list(host.nodes),
-        identity=None,
-        lease=LOCAL_LEASE,
+        identity=identity,
+        lease=LOCAL_LEASE if context.local else context.access.lease,
         go_within=_GO_WITHIN,
         left=deadline - now,
         drain=draining(deadline - now),
@@ -167,33 +185,59 @@ def _order(
     )
 
 
-def _python(env: Mapping[str, str]) -> str:
-    home = env.get("VIRTUAL_ENV")
+def _send_files(context: PoolContext, program: Program, host: Host) -> str:
+    """Puts the working files of the program on node 0, as an archive."""
+    image = replace(context.image, includes=tuple(dict.fromkeys((*context.image.includes, *program.files))))
+    path = f"{host.keeper.directory}/program.tar"
+    with tempfile.NamedTemporaryFile(prefix="skyward-program-") as archive:
+        pack(image, Path(program.cwd), archive)
+        archive.flush()
+        context.report(f"sending the program's files ({archive.tell() / 1e6:.1f} MB)", 0)
+        host.keeper.shell.upload(Path(archive.name), path)
+    return path
+
+
+def python_of(host: Host) -> str:
+    home = host.env.get("VIRTUAL_ENV")
     return str(Path(home, "bin", "python")) if home else sys.executable
 
 
-def _refuse(context: PoolContext) -> None:
+def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Program) -> None:
     """What cannot go on without this computer is said before anything is started."""
+    for provider in (candidate.provider for candidate in candidates):
+        if not (provider.access.local or isinstance(provider, SSH)):
+            raise InvalidArgument(
+                f"a detached run with {provider.name} is not possible yet: it works with sky.Local() and sky.SSH(...). "
+                "Leave --detach out, and start the program inside tmux or screen."
+            )
     if not context.local:
-        raise InvalidArgument(
-            f"a detached run with {context.provider.name} is not possible yet: it works with sky.Local(). Leave "
-            "--detach out, and start the program inside tmux or screen."
-        )
-    if ends_at_logout():
-        raise InvalidArgument(
-            "this computer ends what you run when you log out (KillUserProcesses=yes in logind.conf), a detached run "
-            "too. Allow it once: `loginctl enable-linger`."
-        )
+        if context.min_nodes < context.nodes:
+            raise InvalidArgument(
+                "a detached run needs all its hosts from the beginning: those that are missing could not be set up "
+                "later, without this computer. Leave min_nodes out."
+            )
+        if outside := [path for path in program.files if path.startswith("..")]:
+            raise InvalidArgument(
+                f"{outside[0]} lies outside of the working directory {program.cwd}, so it cannot be sent to node 0. "
+                "Submit the run from a folder that has all of its files."
+            )
+    elif ends_at_logout():
+        raise InvalidArgument(f"this computer {_LINGER}")
 
 
-def ends_at_logout(root: Path = Path("/")) -> bool:
-    """Whether logind would end a run when its user logs out; `setup/env/scripts/check.sh` asks hosts the same."""
-    if not (root / "run/systemd/system").is_dir() or os.geteuid() == 0:  # root's processes are exempt by default
-        return False
-    folders = [root / "usr/lib/systemd", root / "etc/systemd"]
-    files = [folder / "logind.conf" for folder in folders]
-    files += [path for folder in folders for path in sorted((folder / "logind.conf.d").glob("*.conf"))]
-    texts = "\n".join(path.read_text(errors="replace") for path in files if path.is_file())
-    told = re.findall(r"^KillUserProcesses=(\S+)", texts, re.MULTILINE)
-    kills = bool(told) and told[-1].lower() in ("yes", "true", "on", "1")
-    return kills and not (root / "var/lib/systemd/linger" / getpass.getuser()).exists()
+def _check_hosts(context: PoolContext, fleet: Fleet) -> None:
+    """What only the machines themselves can say; nothing has been handed over yet."""
+    if fleet.blocked:
+        raise BootstrapError(
+            "handing the run over",
+            f"the nodes cannot reach each other ({fleet.blocked}), and without this computer calls have no other way. "
+            "Open the hosts' firewalls to each other, or use one host.",
+        )
+
+    def check(host: Host) -> None:
+        shell = host.keeper.shell
+        if shell.run([python_of(host), "-P", "-m", "skyward.node.logind"], timeout=_ANSWER).code:
+            raise BootstrapError("handing the run over", f"{shell.name} {_LINGER}")
+
+    if not context.local:
+        each(check, list(fleet.by_node.values()))

@@ -7,12 +7,13 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.api.compute import Compute
+from skyward.api.shell import SshTarget
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.history import runs
 from skyward.node.run_folder import JOURNAL, OUTPUT, RAISED, RETURNED, RunFolder
@@ -54,10 +55,11 @@ class RunStatus:
 
 
 class Run:
-    """A detached run of this computer, by its name; see `sky.attach`."""
+    """A detached run that this computer knows, by its name; see `sky.attach`."""
 
     def __init__(self, name: str) -> None:
         self.name, self._record = name, run_record.find(name)
+        self._reached: RunFolder | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.name} {self.status.stage}>"
@@ -73,9 +75,14 @@ class Run:
             self._record = run_record.find(self.name)
         if "handed" not in self._record.facts:
             return RunStatus("submitting" if runs.find(self.name).in_use else "lost")
+        if known := self._record.end:
+            return RunStatus(**known)
         found = self._status()
-        # its steward may have ended after the journal was read
-        return self._status() if found.stage == "lost" else found
+        if found.stage == "lost":
+            found = self._status()  # its steward may have ended after the journal was read
+        if found.over and self._remote is not None:
+            self._record.end = asdict(found)
+        return found
 
     def _status(self) -> RunStatus:
         facts = self._journal()
@@ -151,6 +158,15 @@ class Run:
             raise SkywardError(f"the steward of {self.name} does not answer. Its machines end by themselves.")
         return self.wait(_STOPPING)
 
+    @property
+    def folder(self) -> str:
+        """Where its folder is on node 0."""
+        return self._record.facts.get("handed", {}).get("folder", "")
+
+    def remove(self) -> None:
+        """Removes its folder from node 0."""
+        self._folder.remove()
+
     def check_over(self) -> None:
         """Raises unless it is over: only then may it be forgotten."""
         if not self.status.over:
@@ -166,10 +182,21 @@ class Run:
         self._record.seen = offset
 
     @property
+    def _remote(self) -> dict[str, Any] | None:
+        return self._record.facts.get("handed", {}).get("target")
+
+    @property
     def _folder(self) -> RunFolder:
-        """Where it can be read; what is not handed over yet has none."""
         handed = self._record.facts.get("handed", {"folder": str(self._record.path / "folder"), "socket": ""})
-        return RunFolder(handed["folder"], handed["socket"])
+        if self._remote is None:
+            return RunFolder(handed["folder"], handed["socket"])
+        if self._reached is None:
+            from skyward.setup.remote_folder import RemoteFolder
+            from skyward.setup.ssh.shell import SshShell
+
+            shell = SshShell(SshTarget(**self._remote))
+            self._reached = RemoteFolder(shell, handed["python"], handed["folder"], handed["socket"])
+        return self._reached
 
     def _journal(self) -> list[dict[str, Any]]:
         return journal.read(b"".join(pieces(self._folder, JOURNAL)))[0]
@@ -207,6 +234,7 @@ def detach(
     """
     from skyward.pool.detached import Program, submit
     from skyward.pool.pool import ComputePool
+    from skyward.pool.program_files import imported, loaded
     from skyward.pool.program_imports import of_function
 
     if isinstance(fn, Compute) or not callable(fn):
@@ -215,9 +243,14 @@ def detach(
             "train(1) >> sky`, then `sky.detach(main)`."
         )
     used = ComputePool() if pool is None else pool
-    called = getattr(fn, "__name__", "run")
-    call = packed(Call(fn, args, kwargs, used.given))
-    imports = of_function(pickle.loads(call)[-1], Path.cwd())
-    program = Program("skyward.pool.run_call", [], os.getcwd(), f"{called}()", call, imports, sys.path)
+    called, root, local = getattr(fn, "__name__", "run"), Path.cwd(), used.provider.access.local
+    folders = [Path(path).resolve() for path in sys.path]
+    if not local:  # what is elsewhere is sent by value
+        folders = [path for path in folders if path.is_relative_to(root.resolve())]
+    modules = loaded(root)
+    files = [os.path.relpath(path, root.resolve()) for path in (*modules, *imported(modules, folders))]
+    call = packed(Call(fn, args, kwargs, used.given), [os.path.relpath(path) for path in folders])
+    imports, path = of_function(pickle.loads(call)[1], root), [str(path) for path in folders if local]
+    program = Program("skyward.pool.run_call", [], str(root), f"{called}()", call, imports, path, files)
     record = submit(used, name or run_record.free_name(called), program, restarts=restarts)
     return Run(record.name)

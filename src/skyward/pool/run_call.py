@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from skyward.errors import SkywardError
 from skyward.node.processes import die_with_parent
 from skyward.node.run_folder import FOLDER, RAISED, RETURNED
 from skyward.transport import exceptions
+from skyward.transport.payload import Packer, unpack
 
 __all__ = ["Call", "main", "packed", "raised"]
 
@@ -34,11 +36,10 @@ class Call:
     """What `ComputePool` was given."""
 
 
-def packed(call: Call) -> bytes:
-    """For standard input: where modules are found first, then the rest, which may need them."""
-    import cloudpickle
-
-    return pickle.dumps((list(sys.path), cloudpickle.dumps(call)))
+def packed(call: Call, folders: Sequence[str]) -> bytes:
+    """For standard input: the folders where modules are found, then the rest, which may need them."""
+    head, buffers = Packer(folders).pack(call, "the function of a detached run")
+    return pickle.dumps((list(folders), bytes(head), [bytes(buffer) for buffer in buffers]))
 
 
 def raised(content: bytes) -> BaseException:
@@ -51,12 +52,12 @@ def raised(content: bytes) -> BaseException:
 
 def main() -> None:
     die_with_parent(os.getppid())
-    paths, data = pickle.loads(sys.stdin.buffer.read())
-    sys.path += [path for path in paths if path not in sys.path]
+    folders, head, buffers = pickle.loads(sys.stdin.buffer.read())
+    sys.path += [path for path in map(os.path.abspath, folders) if path not in sys.path]
     if _file(RETURNED).exists():
         return  # by an earlier start, whose process failed when it ended
     _file(RAISED).unlink(missing_ok=True)
-    call: Call = pickle.loads(data)
+    call: Call = unpack(head, buffers)
     from skyward.pool.pool import ComputePool
 
     options = dict(call.pool)

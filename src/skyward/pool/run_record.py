@@ -2,6 +2,7 @@
 
 <state>/runs/<name>/journal     facts: run, open, submitted, handed, running; locked while it is submitted
 <state>/runs/<name>/seen        how many bytes of its output `sky attach` has shown
+<state>/runs/<name>/end         how it ended, once that was seen, if its node 0 is another machine
 <state>/runs/<name>/folder      the run's folder (node/run_folder.py), if its node 0 is this computer
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import time
@@ -22,7 +24,7 @@ from skyward.transport.journal import Journal
 __all__ = ["KIND", "RunRecord", "check_free", "create", "find", "free_name"]
 
 KIND = "detached"
-_SEEN = "seen"
+_SEEN, _END = "seen", "end"
 
 
 class RunRecord:
@@ -32,17 +34,31 @@ class RunRecord:
 
     @property
     def seen(self) -> int:
-        try:
-            return int((self.path / _SEEN).read_text())
-        except (OSError, ValueError):
-            return 0
+        return self._kept(_SEEN) or 0
 
     @seen.setter
     def seen(self, offset: int) -> None:
-        part = self.path / f"{_SEEN}.{os.getpid()}"
-        with contextlib.suppress(OSError):  # then it is shown once more
-            part.write_text(str(offset))
-            part.rename(self.path / _SEEN)
+        self._keep(_SEEN, offset)
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        return self._kept(_END)
+
+    @end.setter
+    def end(self, status: dict[str, Any]) -> None:
+        self._keep(_END, status)
+
+    def _kept(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _keep(self, name: str, value: object) -> None:
+        part = self.path / f"{name}.{os.getpid()}"
+        with contextlib.suppress(OSError):  # then it is shown, or asked for, once more
+            part.write_text(json.dumps(value))
+            part.rename(self.path / name)
 
 
 class Submission(RunRecord):

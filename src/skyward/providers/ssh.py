@@ -16,6 +16,7 @@ from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import FOR_HOSTS, corrects
 from skyward.errors import InvalidArgument
+from skyward.node.run_folder import RUN
 
 __all__ = ["SSH", "parse_host"]
 
@@ -95,9 +96,10 @@ class SSH(Provider):
         check_one_of("network", self.network, get_args(Network))
         check_number("ssh_timeout", self.ssh_timeout, whole=False)
         check_number("lease", self.lease, whole=False)
-        for target in self.targets:
-            _check_key(target.key)
-            _check_known_hosts(target)
+        if RUN not in os.environ:  # the program of a detached run has its machines, and logs in nowhere
+            for target in self.targets:
+                _check_key(target.key)
+                _check_known_hosts(target)
         _check_different(self.targets)
 
     @cached_property

@@ -165,6 +165,14 @@ class Fleet:
         self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
         return []
 
+    @property
+    def blocked(self) -> str | None:
+        """Why the nodes cannot reach each other; None if they can."""
+        return self._blocked
+
+    def let_go(self) -> None:
+        self._setup.let_go()
+
     def described(self) -> dict[str, Any]:
         hosts = list({id(host): host for host in self.by_node.values()}.values())
         machines = dict(enumerate(self._machines))
@@ -389,7 +397,9 @@ class Fleet:
             lease=0.0 if context.local else context.access.lease,
             directory=self.store.directory,
             replaces=self._supply is not None,
-            reboots=not context.local and self._supply is None and not any(m.joined for m in self._machines),
+            reboots=not context.local
+            and self._supply is self._adoption is None
+            and not any(m.joined for m in self._machines),
             stall_timeout=context.stall_timeout,
             present=context.nodes - len(missing),
             session=self._session,

@@ -209,6 +209,11 @@ class HostSetup:
         else:
             keeper.end(0.2 if self._context.hurried() else 10.0)
 
+    def let_go(self) -> None:
+        """Machines are a detached run's from now on: if this process dies, only its connections are ended."""
+        for running in self._running:
+            self._watchdog.add(running.key, (), *running.keeper.shell.ending())
+
     def store(self) -> Store:
         """The client's blob directory; created late, because until a keeper runs nobody else removes it."""
         if self._store is None:
@@ -243,10 +248,12 @@ class HostSetup:
 
     def _end(self, running: _Running) -> None:
         keeper = running.keeper
-        if self._context.hurried():
+        if self._context.handed_over:
+            keeper.leave()
+        elif self._context.hurried():
             keeper.end(0.0)
             return  # the watchdog does the rest
-        if self._disposable:
+        elif self._disposable:
             keeper.end(0.0)
         elif not keeper.end(5.0):
             try:

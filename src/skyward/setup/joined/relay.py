@@ -17,7 +17,7 @@ from skyward.node import join_relay
 from skyward.setup.ssh.shell import SshShell
 from skyward.transport.backoff import backoff
 
-__all__ = ["RelayClient"]
+__all__ = ["RelayClient", "let_go"]
 
 _START = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).decode())"
 _CONNECT = 60.0
@@ -83,7 +83,7 @@ class RelayClient:
             except (OSError, ValueError, RecursionError):
                 errors.seek(0)
                 why = errors.read()[-1000:].decode("utf-8", "replace").strip()
-                _let_go(process)
+                let_go(process)
                 text = f"{self._shell.name}: the relay did not start; the host needs python3 of version 3.8 or newer."
                 raise BootstrapError(_STEP, f"{text}\n{why}") from None
         port, self._pid, self._path = said["port"], said["pid"], said["socket"]
@@ -97,7 +97,7 @@ class RelayClient:
             self._check_way()
         except BaseException:
             self._end_old()  # else it would wait for us until the lease is over
-            _let_go(process)
+            let_go(process)
             raise
 
     def _check_way(self) -> None:
@@ -142,7 +142,7 @@ class RelayClient:
                 threading.Thread(target=self._fetch, args=(said["new"], said["from"][:64]), daemon=True).start()
         except (OSError, ValueError, RecursionError):
             pass
-        _let_go(process)
+        let_go(process)
 
     def _fetch(self, number: int, address: str) -> None:
         try:
@@ -169,7 +169,7 @@ class RelayClient:
             pass
 
 
-def _let_go(process: Process) -> None:
+def let_go(process: Process) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

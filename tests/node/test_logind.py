@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.pool.detached import ends_at_logout
+from skyward.node.logind import ends_at_logout
 
 
 @pytest.fixture

@@ -1,0 +1,46 @@
+"""Which files of the user's a program needs on another machine: the modules that it imports from its own folders."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from skyward.transport.payload import Packer
+
+__all__ = ["imported", "loaded"]
+
+
+def imported(programs: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
+    """The modules and packages of `folders` that these programs import, also indirectly, or inside functions."""
+    found: dict[Path, None] = {}
+    left = [*programs]
+    while left:
+        for name in _names(left.pop()):
+            places = [place for folder in folders for place in (folder / f"{name}.py", folder / name)]
+            here = next((place for place in places if place.is_file() or any(place.glob("*.py"))), None)
+            if here is not None and here not in found:
+                found[here] = None
+                left += [here] if here.is_file() else here.rglob("*.py")
+    return list(found)
+
+
+def loaded(root: Path) -> list[Path]:
+    """The modules of this process that lie below a folder and are no part of its environment."""
+    packer, files = Packer(), [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = {Path(file).resolve() for file in files if file and packer.is_foreign_file(file)}
+    return sorted(path for path in paths if path.is_relative_to(root.resolve()))
+
+
+def _names(program: Path) -> Iterator[str]:
+    """The first parts of what a file imports; nothing of its own package."""
+    try:
+        nodes = list(ast.walk(ast.parse(program.read_bytes())))
+    except (SyntaxError, ValueError):
+        return  # Python says it better, when it runs
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]

@@ -1,0 +1,96 @@
+"""The folder of a detached run on another machine: a small program of the standard library reads it there.
+
+viewer --lines of JSON--> ssh --> node/run_folder.py on the machine --> folder, steward's socket
+
+Whoever may log in there as the same user may look, during the run and afterwards. It takes no key of the pool's, and
+another version of Skyward reads the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from skyward.api.shell import Process, Shell
+from skyward.errors import HostUnreachable
+from skyward.node import run_folder
+from skyward.node.run_folder import RunFolder
+from skyward.setup.joined.relay import let_go
+
+__all__ = ["RemoteFolder"]
+
+_LOGIN = 20.0
+_HEAD = 100
+# the run's own Python may have been removed with its environment
+_START = 'test -x "$1" || set -- python3 "$2"; exec "$1" -I -S -c "$2"'
+
+
+class RemoteFolder(RunFolder):
+    """HostUnreachable if the machine cannot be reached."""
+
+    def __init__(self, shell: Shell, python: str, path: str, steward: str) -> None:
+        super().__init__(path, steward)
+        self._shell, self._python, self._place = shell, python, (path, steward)
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._steps = ExitStack()
+        self._steps.callback(shell.close)
+        weakref.finalize(self, self._steps.close)
+
+    def piece(self, name: str, offset: int) -> bytes:
+        return self._asked("piece", name, offset)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._asked("ask", question))
+        return answer
+
+    def listing(self) -> dict[str, Any]:
+        listed: dict[str, Any] = json.loads(self._asked("listing"))
+        return listed
+
+    def remove(self) -> None:
+        self._asked("remove")
+
+    def _asked(self, word: str, *rest: Any) -> bytes:
+        line = json.dumps([word, *self._place, *rest]).encode() + b"\n"
+        with self._lock:
+            # once more if the connection broke since, perhaps while this computer slept
+            for _ in range(1 if self._process is None else 2):
+                with suppress(EOFError):
+                    return self._exchange(line)
+                self._process = None
+        text = f"{self._shell.name} lets us in, and Python does not start there. {self._shell.said()}"
+        raise HostUnreachable("looking at a run", text.strip())
+
+    def _exchange(self, line: bytes) -> bytes:
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            raise EOFError from None
+        word, _, size = process.stdout.readline(_HEAD).partition(b" ")
+        if word not in (b"ok", b"failed"):
+            raise EOFError
+        content = process.stdout.read(int(size))
+        if len(content) < int(size):
+            raise EOFError
+        if word == b"failed":
+            raise OSError(content.decode("utf-8", "replace"))
+        return content
+
+    def _started(self) -> Process:
+        self._shell.connect(time.monotonic() + _LOGIN)
+        program = Path(run_folder.__file__).read_text()
+        with tempfile.TemporaryFile() as errors:
+            process = self._shell.start(["sh", "-c", _START, "sh", self._python, program], {}, errors)
+        self._steps.callback(let_go, process)
+        return process
