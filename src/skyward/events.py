@@ -118,9 +118,9 @@ class CallStarted(Event):
     arguments: str = ""
     """What it was called with, shortened."""
     group: str = ""
-    """The same for all ranks of a broadcast; empty for a call to one node."""
+    """The same for all ranks of a broadcast."""
     waited: float = 0.0
-    """Seconds from when it was sent, or its earlier attempt was lost, until it began."""
+    """Seconds in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class CallEnded(Event):
     failed_items: int = 0
     """How many of them have failed, if `return_exceptions` lets the others continue."""
     group: str = ""
-    """The same for all ranks of a broadcast; empty for a call to one node."""
+    """The same for all ranks of a broadcast."""
     waited: float = 0.0
-    """Seconds from when it was sent, or its earlier attempt was lost, until it began."""
+    """Seconds in the queue."""
 
     @property
     def done(self) -> int:

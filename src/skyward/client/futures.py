@@ -173,9 +173,8 @@ _ENDED = _CANCELLED | {"FINISHED"}
 
 
 class _Unwaited(_thread.RLock):  # pyright: ignore[reportGeneralTypeIssues] - it can be subclassed, since Python 3.2
-    """In the place of a future's condition, for which nobody waits (`UserFuture.wait`): a tenth of its objects.
-
-    Of many calls that are sent at once, objects that the garbage collector has to look at take most of the time.
+    """In the place of a future's condition, for which nobody waits: a tenth of its objects, which the garbage collector
+    would look at.
     """
 
     __slots__ = ()

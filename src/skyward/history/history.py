@@ -44,9 +44,9 @@ class CallRecord:
     failed_items: int = 0
     """How many of them have failed, if `return_exceptions` let the others continue."""
     group: str = ""
-    """The same for all ranks of a broadcast; empty for a call to one node."""
+    """The same for all ranks of a broadcast."""
     waited: float = 0.0
-    """Seconds from when it was sent, or its earlier attempt was lost, until it began."""
+    """Seconds in the queue."""
 
     @property
     def failed(self) -> int:

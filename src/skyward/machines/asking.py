@@ -1,8 +1,5 @@
-"""How a cluster is asked that decides by itself when things start and end: seldom, and again while it does not answer.
-
-answered     one question, until there is an answer
-Waiting      for what was asked for: what the user is told meanwhile, and the error when it takes too long
-ended        until nothing is left
+"""How a cluster is asked that decides by itself when things start and end: seldom, and again while it
+does not answer.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ def answered(
 
 
 class Waiting:
-    """What the user is told while a cluster has not given yet what it was asked for; None: there is no time limit."""
+    """What the user is told while a cluster has not given what was requested; None: there is no time limit."""
 
     def __init__(self, seconds: float | None, report: Report) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -73,10 +70,8 @@ class Waiting:
 def ended(
     pool: str, where: str, left: Callable[[float], Sequence[str]], seconds: float, quiet: float, report: Report
 ) -> None:
-    """Waits until nothing is left of a pool; NotGivenBack after so many seconds.
-
-    `left` has the cluster end what is there, and names it; it gets the seconds since the beginning. The user is told
-    after `quiet` seconds.
+    """Waits until nothing is left of a pool; NotGivenBack after so many seconds. `left` has the cluster end what is
+    there, and names it. The user is told after `quiet` seconds.
     """
     began = time.monotonic()
     for pause in pauses():

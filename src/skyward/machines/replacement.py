@@ -77,7 +77,7 @@ class Supply:
             return self._one_of(ask) if lost and self._context.provider.replaces_together else ask(1)[0]
 
     def _one_of(self, ask: Callable[[int], Sequence[Machine]]) -> Machine:
-        """One of the machines for all who ask within a moment; if there are not enough, each asks alone."""
+        """One of the machines for all who ask within a moment."""
         with self._changed:
             first = self._batch is None
             batch = self._batch = self._batch or _Batch()
@@ -103,8 +103,8 @@ class Supply:
             return [machine.gone for machine in self._lease.refresh(machines)]
 
     def unanswered(self, machines: Sequence[Machine]) -> list[str]:
-        """The same for machines that do not answer, asked again and again. If this computer's address has changed, they
-        are told to let it in.
+        """Asks again and again about machines that do not answer. If this computer's address has changed, they let it
+        in.
         """
         if self._readmitting.acquire(blocking=False):  # once is enough, whoever waits for machines
             try:

@@ -1,8 +1,7 @@
 """A small process beside the client that ends what a pool has elsewhere if the client dies.
 
 It gets orders over a pipe, as lines of JSON. If the pipe ends without a last message, or the parent process has changed
-(a forked child may hold the pipe open), the client is gone. It is run by its path and needs the standard library only,
-so it works whatever the client's sys.path is.
+(a forked child may hold the pipe open), the client is gone. Run by its path, with the standard library only.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class Watchdog:
         directory: str | None = None,
         patience: float = _TRY_TIMEOUT,
     ) -> None:
-        """Adds an order: a command to try until it works, then one to run once, then a directory to remove. `argv` may
-        be empty if there is nothing on the host. A try that takes more than `patience` seconds has failed.
+        """Adds an order: a command to try until it works, then one to run once, then a directory to remove. A try that
+        takes more than `patience` seconds has failed.
         """
         from skyward.api.secret import ssh_environment  # the process that is started from this file has no skyward
 

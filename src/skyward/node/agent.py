@@ -1,7 +1,5 @@
 """One node: takes calls from the client, hands them to runners, sends results back. Never runs user code.
 
-    client <==link==> Agent <==sockets, pipes==> runners (forked by the fork server)
-
 It passes events to `AgentCalls` and carries out the returned actions. Results and output are kept until acknowledged.
 """
 

@@ -1,8 +1,4 @@
-"""The calls of one node: which wait, run, or are being stopped, and in which runner. Pure.
-
-client --call, recall, cancel--> AgentCalls --call, recall, cancel--> runner
-client <--verdict, recalled----- AgentCalls <--verdict, recalled, leaving, status page-- runner
-"""
+"""The calls of one node: which wait, run, or are being stopped, and in which runner. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A node's files for `pool.push` and `pool.pull`, handled in a thread of the agent.
-
-A hanging disk must not block the agent's loop. The client requests every piece, and so controls the flow.
-"""
+"""A node's files for `pool.push` and `pool.pull`, in a thread of the agent: a hanging disk must not block its loop."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
     SKYWARD_JOIN=... python3 join.py [--file FILE] [--place N] [--stdin]
 
-    joiner ══ TLS ══ client    control: lines of JSON
-    joiner ══ TLS ══ client    one per program: input, output and exit code, in frames
-    joiner ───────── client    one per connection to an agent, which has its own TLS; begins with a one-time id
-
-One file, standard library, any Python from 3.8 on. A second process cleans up if the joiner is killed.
+Connections to the client: one for control, with lines of JSON; one for each program that runs here, in frames; one for
+each connection to an agent, which begins with a one-time id. All but the last use the pool's TLS. One file, standard
+library, any Python from 3.8 on. A second process cleans up if the joiner is killed.
 """
 
 from __future__ import annotations

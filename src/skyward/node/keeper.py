@@ -1,21 +1,20 @@
 """The first process on a machine: starts fork server and agents, ends everything when the client is gone.
 
-      client --stdin--> keeper       lines of JSON: addresses, listen, probe peers; whom to start; dask
-      client <--stdout-- keeper      lines of JSON: answers, ports, deaths
-      keeper --fork--> fork server --fork--> runners
-      keeper --fork--> one agent for each node
-      keeper --exec--> dask scheduler and workers, when requested
+    client --stdin-->  keeper    lines of JSON: addresses, listen, probe peers; whom to start; dask
+    client <--stdout-- keeper    lines of JSON: answers, ports, deaths
+    keeper --fork--> fork server --fork--> runners
+    keeper --fork--> one agent for each node
 
 Arguments: the pool's directory here, which it removes at the end; the lease and the longest life in seconds; optionally
-a file that it touches while the machine is needed. It ends when its time is over, when all agents have ended, on
-SIGTERM, and when the client is gone: without a lease (0) at the end of standard input; with one, when no agent has
-heard from the client for that long, so that a broken connection ends nothing. A detached run has a steward
-(`node/steward.py`) in the client's place; its pool may be closed and opened again. On a joined machine
-(`node/join.py`) it also ends with its parent; there SIGTERM alone, which a scheduler may send to every process, ends
-nothing.
+a file that it touches while the machine is needed.
 
-Forking opens a pool fast and shares memory, so the keeper imports in two parts: what runners need before the fork
-server is forked, then what agents need. It stays single-threaded, and restarts a dead agent on the same port.
+It ends when its time is over, when all agents have ended, on SIGTERM, and when the client is gone: without a lease (0)
+at the end of standard input; with one, when no agent has heard from the client for that long. A detached run has a
+steward (`node/steward.py`) in the client's place. On a joined machine (`node/join.py`) it ends with its parent instead
+of on SIGTERM, which a scheduler may send to every process.
+
+Forking shares memory, so it imports what runners need before the fork server is forked, then what agents need. It stays
+single-threaded, and restarts a dead agent on the same port.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ class _Keeper:
             self._reap()
 
     def _wait(self) -> float:
-        """Until something is due. Signals wake this process sooner, and agents that are told of another end."""
+        """Until something is due, or a signal."""
         terms = self._terms
         due = [time.monotonic() + 60.0, terms.deadline]
         if self._lease:
@@ -405,7 +404,7 @@ class _Keeper:
 
 
 class _ForkServerProcess:
-    """The first is forked, which is fast; later ones are new processes, because the keeper holds keys by then."""
+    """The first is forked; later ones are new processes, because the keeper holds keys by then."""
 
     def __init__(self, umask: int | None = None) -> None:
         self.killed = False  # and not reaped yet: an agent that begins now would have to end with it

@@ -1,13 +1,6 @@
-"""Every message by which processes are started, found and ended: to and from the fork server and the keeper.
+"""Every message by which processes are started, found and ended: to and from fork server, keeper and joiner.
 
-    agent  ──AgentToForkServer─► fork server                         a packet of JSON for each message
-           ◄─ForkServerToAgent─
-    client ──ClientToKeeper─► keeper                                 a line of JSON for each message
-           ◄─KeeperToClient─
-    client ──ClientToJoiner─► joiner                                 the same; the joiner has a copy of no file of ours
-           ◄─JoinerToClient─
-
-Each message is a record (`transport/codec.py`); none has buffers.
+JSON without buffers, in a packet (fork server) or a line for each message. Each is a record (`transport/codec.py`).
 """
 
 from __future__ import annotations

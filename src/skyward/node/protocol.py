@@ -176,7 +176,7 @@ class Cancelled(Verdict, kw_only=True):
 
 
 class Stopped(Verdict, kw_only=True):
-    """The runner has stopped the body, and the agent knows of no reason. Counts as cancelled."""
+    """Stopped by the runner for no reason that the agent knows. Counts as cancelled."""
 
     stack: str | None = None
 
@@ -348,7 +348,7 @@ class AgentToClient(Direction):
         blob: str
 
     class Sample(Message):
-        """Sent once a second. It also shows that the agent is alive. `gpus`: the fields of each `GpuSample`."""
+        """Sent once per second; also shows that the agent is alive."""
 
         cpu: float
         memory: int
@@ -411,9 +411,7 @@ class RunnerToAgent(Direction):
         buffers: Buffers
 
     class Leaving(Message):
-        """A body is interrupted here, or has left a GPU that does not work: no other call begins here. These calls have
-        not begun, and never will.
-        """
+        """A body is interrupted here, or has broken a GPU: no other call begins here. These calls have not begun."""
 
         ids: list[str]
 
@@ -484,7 +482,7 @@ class Recall(Message):
 
 
 class Forget(Message):
-    """Nobody has a Ref to these objects any more: nodes and processes let go of them."""
+    """Nobody has a Ref to these objects any more."""
 
     keys: list[str]
 
@@ -538,7 +536,7 @@ class ClientToAgent(Direction):
         buffers: Buffers
 
     class Ports(Message):
-        """Name so many free ports, for the groups of this generation of runners. Only node 0 is asked."""
+        """Name so many free ports. Only node 0 is asked."""
 
         count: int
         generation: int
@@ -556,7 +554,7 @@ class ClientToAgent(Direction):
         ids: list[str]
 
     class Where(Message):
-        """Say where bodies stand: those of these calls, or all. Sent only when a person asks, or a call seems stuck."""
+        """Say where bodies stand: those of these calls, or all."""
 
         request: int
         ids: list[str] | None
@@ -568,9 +566,7 @@ class ClientToAgent(Direction):
         key: str
 
     class Taken(Message):
-        """The user's listeners have taken so much output, as `output_cost` counts it. Said after each eighth of what
-        may be under way.
-        """
+        """The user's listeners have taken so much output, as `output_cost` counts it."""
 
         size: int
 
@@ -593,15 +589,15 @@ class ClientToAgent(Direction):
         buffers: OneBuffer
 
     class Fetch(Message):
-        """Get this blob from another node. Each address is the number of a node, a host and a port."""
+        """Get this blob from another node: number, host, port."""
 
         blob: str
         size: int
         addresses: list[tuple[int, str, int]]
 
     class Lost(Message):
-        """For shared collections: a rank of a node is lost, or the whole node. Sent to node 0; that node 0 itself is
-        lost is sent to the others.
+        """For shared collections: a rank, or a whole node, is lost. Sent to node 0; if node 0 is lost,
+        to the others.
         """
 
         node: int
@@ -609,7 +605,7 @@ class ClientToAgent(Direction):
         why: str
 
     class Head(Message):
-        """For shared collections: where the agent of node 0 is now; nothing if it cannot be reached from here."""
+        """For shared collections: where the agent of node 0 is, if it can be reached."""
 
         place: tuple[str, int] | None
 

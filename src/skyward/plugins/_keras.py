@@ -1,11 +1,7 @@
 """Keras 3: sets its backend before anything imports it; on JAX all nodes train one model.
 
-                 plugin, one node    plugin, several nodes                     decorator, several nodes
-    jax          backend             + JAX's group, DataParallel, equal seeds  the same
-    torch        backend             backend                                   + torch's process group
-    tensorflow   backend             backend                                   + TF_CONFIG
-
-The distribution applies to broadcasts: a call on one node trains alone.
+On several nodes the plugin also forms JAX's group with one DataParallel distribution and equal seeds; the decorator
+forms torch's group or sets TF_CONFIG as well. The distribution applies to broadcasts: a call on one node trains alone.
 """
 
 from __future__ import annotations

@@ -554,8 +554,8 @@ Worded = Callable[[int], contextlib.AbstractContextManager[object]]
 
 
 class Spill:
-    """Blobs of one result in `directory`; `arguments` are the blobs that came with the call. `worded(size)` is open
-    while that makes a file, and explains a failure.
+    """Blobs of one result; `arguments` are the blobs that came with the call. `worded(size)` explains a failure to make
+    a file.
     """
 
     def __init__(

@@ -255,9 +255,7 @@ _codes: dict[CodeType, None] = {}
 
 
 def _remember(code: CodeType) -> None:
-    """Has cloudpickle reuse the globals of equal code: it keys them by code object, of which a node gets a new one each
-    time.
-    """
+    """cloudpickle keys globals by code object, of which a node gets a new one each time: reuses those of equal code."""
     if code not in _codes:
         if len(_codes) >= _MOST_CODES:
             _codes.clear()

@@ -192,8 +192,8 @@ _held: dict[str, int] = {}
 
 
 def hold(path: str) -> int:
-    """Makes a file, locked from the moment it is visible until this process ends or calls `let_go`. Raises OSError
-    where the file system has no locks, and leaves no file then.
+    """Makes a file that is locked until this process ends or calls `let_go`. Raises OSError where the file system has
+    no locks.
     """
     unseen = f"{path}.{os.urandom(6).hex()}"
     fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
 """Writing for a person: lines that wait in a bounded feed, a terminal with a view below them, tables that fit it.
 
-The cursor stays on a free line above the view and keeps its column. So "erase below" removes the view, also after a
-change of size, and what others write there (a subprocess, C code, a prompt) stays. rich's Live is not used: it wraps
-long lines, holds unfinished ones back, and is too slow for 20,000 lines per second.
+The cursor stays on a free line above the view and keeps its column: so "erase below" removes the view, and what others
+write there stays. rich's Live wraps long lines, holds unfinished ones back, and is too slow for 20,000 lines per
+second.
 """
 
 from __future__ import annotations

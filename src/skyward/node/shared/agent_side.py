@@ -1,11 +1,4 @@
-"""The agents' part in shared collections: node 0 serves them, other nodes relay.
-
-runner of this computer ── a connection of its own ──┐
-runner of node 0 ── its agent's socket ──────────────┤
-client ── its link ──────────────────────────────────┼──► Server on node 0
-runner of node n ── Relay on node n ── Uplink ───────┤
-                               └── client ───────────┘     where nodes cannot reach each other
-"""
+"""The agents' part in shared collections: node 0 serves them, other nodes relay, through the client if they must."""
 
 from __future__ import annotations
 

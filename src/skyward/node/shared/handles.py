@@ -1,7 +1,4 @@
-"""What users hold of shared collections that keep values: SharedDict, SharedSet, SharedCounter, SharedQueue.
-
-Making a handle asks nothing; one that is sent to a node means the collection of the same name there.
-"""
+"""What users hold of shared collections that keep values. Making a handle asks nothing; one can be sent to a node."""
 
 from __future__ import annotations
 

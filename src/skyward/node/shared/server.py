@@ -262,7 +262,7 @@ def _encoded(messages: list[Raw], buffers: Sequence[Any]) -> list[Buffer]:
 
 
 def _may_be(asker: str, rank: int, info: InstanceInfo) -> bool:
-    """Whether a process may claim this rank: it must run on its node."""
+    """A process may claim a rank of its own node only."""
     node = asker.partition("/")[0]
     return rank in range(info.world_size) and (node == "direct" or node == str(info.node_of(rank)))
 

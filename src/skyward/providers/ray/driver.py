@@ -1,8 +1,5 @@
 """Holds the places of a pool on a Ray cluster: a placement group, and for each bundle an actor that runs the joiner.
 
-    client ──order──> driver ──> placement group
-                         └──────> an actor per bundle ──pipe──> joiner ══ dials ══> client
-
 A program of its own, for the cluster's Python: it needs Ray and the standard library only. Its order is a file, which
 it removes, or a line of standard input, whose end then ends everything. Events are lines of JSON after a mark.
 """

@@ -84,8 +84,8 @@ def run_uv(
     work: Path,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs uv with the user's pip settings, the image's logins and `shell_vars`; returns its stdout. `work` is private
-    and has a pyproject.toml: uv would otherwise read settings in any parent directory.
+    """Returns uv's stdout. `work` is private and has a pyproject.toml: uv would otherwise read settings in any parent
+    directory.
     """
     # Most pools on this computer do not get here.
     from skyward.api.secret import installer_environment

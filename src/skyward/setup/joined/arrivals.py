@@ -358,9 +358,8 @@ class Arrivals:
         failed: Callable[[], str | None] = lambda: None,
         least: int | None = None,
     ) -> list[Machine]:
-        """The machines of these places, once all have come or `deadline` (monotonic) has passed; interchangeable ones
-        may still come later. With `least`, that many are enough once no more come for a while. `failed` returns a
-        sentence when the rest will never come.
+        """The machines of these places, once all have come or `deadline` (monotonic) has passed. With `least`, that
+        many are enough once no more come for a while. `failed` returns a sentence when the rest will never come.
         """
         places = list(places)
         with self._changed:

@@ -1,10 +1,7 @@
 """One connection of the OpenSSH program, over which others run commands and reach ports.
 
-     this computer                                        the machine
-Connection ── pipe ── ssh (master) ═════ TCP ═════ sshd ─┬─ cat           ends with the pipe, and so with us
-                       ▲     ▲                           ├─ a program     another ssh, through m
-                       m     1, 2, ...                   └─ a connection  a unix socket for each address
-        (sockets in a directory that only this user can enter)
+The master process ends with a pipe from us. Its sockets are in a directory that only this user can enter: one for
+control, and one for each address there.
 """
 
 from __future__ import annotations
