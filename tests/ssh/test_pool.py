@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from tests.support.hosts import Network
 from tests.support.waiting import until
 
 NUMPY = sky.Image(pip=["numpy"])
+SSH_FOR_A_HOST = 5  # processes, when a pool opens and closes whose environment is there
 
 
 @sky.compute
@@ -146,6 +151,26 @@ def test_two_hosts_with_two_ranks_each(net: Network) -> None:
         net[1].run(["kill", "-KILL", str(agent)])
         assert summed(array) @ pool == ranks
         assert sorted(pool.map(lambda _: sky.instance_info().world_size, range(8))) == [4] * 8
+
+
+def test_a_pool_that_opens_again_logs_in_once_and_does_nothing_for_a_package(
+    net: Network, pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment of `pool` is there. For each host: is a connection open, open it, look, keeper, close it."""
+    started: list[list[str]] = []
+    begin = subprocess.Popen.__init__
+
+    def counting(self: Any, args: Any, *more: Any, **options: Any) -> None:
+        started.append([str(arg) for arg in args])
+        begin(self, args, *more, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", counting)
+    again = sky.ComputePool(provider=pool.provider, image=pool.image, console=False)
+    with again:
+        assert add(1, 2) >> again == 3
+    programs = Counter(os.path.basename(args[0]) for args in started)
+    assert programs["ssh"] <= SSH_FOR_A_HOST * len(list(net)), started
+    assert programs.keys() <= {"ssh", os.path.basename(sys.executable)}, "the other is the watchdog"
 
 
 def test_nothing_is_left_on_the_hosts_when_a_pool_is_closed(net: Network) -> None:
