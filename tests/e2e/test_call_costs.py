@@ -16,9 +16,9 @@ import pytest
 import skyward as sky
 
 CALLS = 200
-ONE_BY_ONE = 200  # functions of Skyward that run here for a call that is waited for; 177 to 184 when this was written
+ONE_BY_ONE = 175  # functions of Skyward that run here for a call that is waited for; 155 to 160 when this was written
 OF_A_VALUE = 40  # more of them for a small array, or a dict of some; up to 25 when this was written
-TOGETHER = 105  # and for one of many that are sent at once; 90 to 93
+TOGETHER = 95  # and for one of many that are sent at once; 83 to 85
 OBJECTS = 12  # of those that the garbage collector looks at, for a call that is ready to be sent; 9 to 10
 A_CHUNK = 270  # functions of Skyward that run here for a chunk of a map; 160 to 217
 ON_ITS_NODE = 80  # functions of any module that run in the main thread of its process there, besides the body; 70

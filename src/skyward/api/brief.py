@@ -140,7 +140,7 @@ def _masked(text: str) -> str:
 
 def _glanced(value: object) -> str:
     kind = type(value)
-    if kind in _NUMBERS and (kind is not int or -_LARGE < cast(int, value) < _LARGE):
+    if kind in _NUMBERS and (not isinstance(value, int) or -_LARGE < value < _LARGE):
         return repr(value)
     if kind in _SIMPLE:
         return brief(value)

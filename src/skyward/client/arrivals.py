@@ -87,11 +87,10 @@ class Arrivals:
         if isinstance(verdict, Returned) and verdict.blobs and verdict.kept is None and not self._plan.local:
             blobs, incomplete = self._parts.placed(verdict.blobs)
             verdict = replace(verdict, blobs=blobs, incomplete=incomplete or verdict.incomplete)
-        call = self._at(number, verdict.id)
-        output = (
-            self.rest_of_output(number, verdict.id) if call is not None and call.spoke else []
-        )  # most print nothing
-        return output + self._core.verdict(verdict, number, now)
+        call = self._core.calls.calls.get(verdict.id)
+        if call is None or not call.spoke or call.node != number:  # most print nothing
+            return self._core.verdict(verdict, number, now)
+        return self.rest_of_output(number, verdict.id) + self._core.verdict(verdict, number, now)
 
     def _at(self, number: int, id: str | None) -> Call | None:
         """A call, if it is with that node."""

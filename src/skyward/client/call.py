@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -51,7 +51,7 @@ class CallFuture(UserFuture[T]):
     def __init__(self, name: str, user: UserCode | None = None) -> None:
         super().__init__(user)
         self._name = name
-        self._loading = threading.RLock()  # of one thread twice: a signal handler may ask for the same result
+        self._loading = _thread.RLock()  # of one thread twice: a signal handler may ask for the same result
         self.sent = False
         self.unasked = False  # whether somebody has it who should hear of a failure, and nobody has asked so far
         self.call = ""

@@ -238,7 +238,9 @@ class ClientCalls:
 
     def result(self, number: int, result: Returned, now: float) -> list[Action]:
         self._now = now
-        call = self._at(number, result.id)
+        call = self.calls.get(result.id)
+        if call is not None and call.node != number:
+            call = None  # as in `_at`
         if call is not None and (call.keeps is not None or result.kept is not None):
             self.kept.check(call, result)
         if call is None or not self._step(call, "result", None, result):
@@ -382,7 +384,7 @@ class ClientCalls:
         del self.calls[call.id]
         self.yielding.pop(call.id, None)
         self.dispatch.settle(call, result.seconds if result is not None else None)
-        self.settled += call.items
+        self.settled += 1 if call.chunk is None else call.chunk.items
         if call.needs:
             self.kept.left(call)
 

@@ -24,6 +24,7 @@ from skyward.transport.frames import Malformed
 
 __all__ = ["ConnectionEvents", "Core"]
 
+_NO_PLACE = "node {} has no process {}"
 _SAME_NOTE = 60.0
 _QUEUE_EVERY = 0.5
 _MOST_NOTES = 1000
@@ -50,12 +51,9 @@ class Core:
         return self.calls.ranks
 
     def rank(self, number: int, place: int) -> int:
-        self._check_place(number, place)
+        if place >= self.ranks.counts[number]:
+            raise Malformed(_NO_PLACE.format(number, place))
         return self.ranks.rank(number, place)
-
-    def _check_place(self, number: int, place: int) -> None:
-        if place >= self.calls.ranks.counts[number]:
-            raise Malformed(f"node {number} has no process {place}")
 
     def settle_ranks(self) -> None:
         self.calls.set_ranks(self._machines.ranks(self.nodes.greetings()), self._plan.slots)
@@ -213,11 +211,13 @@ class Core:
         actions: list[Action] = []
         call = self.calls.calls.get(verdict.id)
         own = call is not None and call.node == number  # else it has ended, or is with another node
-        self.nodes.gang = self.nodes.gang or (own and verdict.group and len(self.ranks) > 1)
+        ranks = self.calls.ranks
+        self.nodes.gang = self.nodes.gang or (own and verdict.group and len(ranks) > 1)
         if self.nodes.gang and verdict.replaced and not self.nodes.closing:
             actions = self._routed(self.nodes.on_broken_group(now), now)
-        self._check_place(number, verdict.place)
-        if verdict.seconds is not None and self.ranks.many:
+        if verdict.place >= ranks.counts[number]:
+            raise Malformed(_NO_PLACE.format(number, verdict.place))
+        if verdict.seconds is not None and ranks.many:
             self.calls.runs_at(number, verdict.id, verdict.place)
         if isinstance(verdict, Returned):
             return actions + self.calls.result(number, verdict, now)
@@ -225,7 +225,7 @@ class Core:
             return actions + self.calls.lost(number, verdict.id, verdict.reason, now)
         if call is None or not own:
             return actions
-        rank = call.rank if self.ranks.many else None
+        rank = call.rank if ranks.many else None
         error, outcome = outcomes.failure(self._plan.pool, call, number, verdict, rank)
         preempted = isinstance(verdict, Raised) and verdict.preempted
         if self.nodes.is_leaving(number) and (outcome == "crashed" or preempted):

@@ -116,7 +116,7 @@ class Engine:
         self.on_failed: Callable[[Call, events.EndOfCall, BaseException | None], None] | None = None
         """Hears of calls that failed by themselves while they still have their arguments, with the lock held."""
         self.greetings, self.after_fork = self._connections.greetings, self._connections.after_fork
-        self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+        self.thread, self._ident = threading.Thread(target=self._run, name="skyward-io", daemon=True), 0
 
     def totals(self) -> tuple[int, int, int]:
         calls = self._core.calls
@@ -411,7 +411,7 @@ class Engine:
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-        wait = _IDLE_WAIT
+        wait, self._ident = _IDLE_WAIT, threading.get_ident()
         try:
             while not self._stopped:
                 wait = _BUSY_WAIT if self.handle(self._connections.poll(wait)) else _IDLE_WAIT
@@ -429,7 +429,7 @@ class Engine:
     def _defer(self, act: Callable[..., Any], *args: Any) -> None:
         """Runs on the I/O thread without the lock; must not block."""
         self._deferred.add(act, *args)
-        if threading.get_ident() != self.thread.ident:
+        if threading.get_ident() != self._ident:
             self._connections.wake()
 
     def handle(self, happened: Sequence[Event]) -> bool:

@@ -235,13 +235,15 @@ class UserFuture(AwaitableFuture[T]):
         adding = None
 
     def set_result(self, result: T) -> None:
-        self._note_events()
+        if self.user is not None:
+            self._events = self.user.listeners.worker.submitted
         super().set_result(result)
         if self.sleepers:
             self._wake()
 
     def set_exception(self, exception: BaseException | None) -> None:
-        self._note_events()
+        if self.user is not None:
+            self._events = self.user.listeners.worker.submitted
         super().set_exception(exception)
         self._wake()
 
@@ -296,10 +298,6 @@ class UserFuture(AwaitableFuture[T]):
         self._load()
         if self._exception is not None:
             self._exception = original(self._exception)
-
-    def _note_events(self) -> None:
-        if self.user is not None:
-            self._events = self.user.listeners.worker.submitted
 
 
 class _Sleeper(Protocol):

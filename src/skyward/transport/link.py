@@ -7,6 +7,7 @@ Every message arrives exactly once and in order, whatever happens to the sockets
 
 from __future__ import annotations
 
+import operator
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ __all__ = ["Broken", "Link", "Message", "greet", "tune"]
 
 Message = tuple[list[Any], list[memoryview]]
 
+_nbytes: Callable[[memoryview], int] = operator.attrgetter("nbytes")
 _ACK_FRAMES = 64
 _ACK_BYTES = 1 << 20
 _READ_BUDGET = 4 << 20
@@ -167,7 +169,7 @@ class Link:
         self._received, self.unread = number, 0
         arrived.append((header["m"], buffers))
         self._unacked_frames += 1
-        self._unacked_bytes += sum(b.nbytes for b in buffers)
+        self._unacked_bytes += sum(map(_nbytes, buffers))
         if self._unacked_frames >= _ACK_FRAMES or self._unacked_bytes >= _ACK_BYTES:
             self._ack()
 

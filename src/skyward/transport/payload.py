@@ -159,13 +159,12 @@ def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bo
     comes back as itself, and tensors on GPUs that this computer lacks come to the CPU.
     """
     head, buffers = split(head, buffers)
-    if keep_classes and (len(head) > _SHORT or _needs_care(bytes(head))):
+    if not keep_classes:
+        return pickle.loads(head, buffers=buffers)
+    short = b"" if len(head) > _SHORT else head if type(head) is bytes else bytes(head)
+    if not short or _CARE[0] in short or _CARE[1] in short:
         return _Keeping(_View(memoryview(head)), buffers=buffers).load()
-    return pickle.loads(head, buffers=buffers)
-
-
-def _needs_care(head: bytes) -> bool:
-    return _CARE[0] in head or _CARE[1] in head
+    return pickle.loads(short, buffers=buffers)
 
 
 class _View(io.RawIOBase):
