@@ -224,7 +224,7 @@ def test_what_cannot_be_resumed_is_refused_with_words() -> None:
         Sweep([1], stream)
     with pytest.raises(sky.SkywardError, match="iterator, which can be read once"):
         Sweep([iter([1])])
-    with pytest.raises(sky.SkywardError, match="changed= goes with resume="):
+    with pytest.raises(sky.SkywardError, match="changed= needs resume="):
         sky.gather(changed="keep")
     with pytest.raises(sky.SkywardError, match=r'"keep" takes results of other code'):
         sky.gather(resume="grid", changed="always")  # type: ignore[call-overload]
