@@ -43,6 +43,7 @@ from skyward.transport.streams import Consumer, Producer
 
 __all__ = ["Bodies", "Ending", "RunnerCall", "Stopped", "end_if_forked", "load_item"]
 
+_STREAMS = Generator, AsyncGenerator
 _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
 _NAMED = 80  # characters by which a file is told, beside those of its directory
@@ -91,7 +92,7 @@ class Bodies:
             end_if_forked(self._pid)
             if call.state == "stopping":
                 raise Stopped
-            if isinstance(result, Generator | AsyncGenerator):
+            if result is not None and isinstance(result, _STREAMS):
                 if "keep" in call.about:
                     from skyward.api.ref import not_kept  # most pools need none
 
