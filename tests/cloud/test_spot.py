@@ -233,7 +233,7 @@ def test_a_quota_that_counts_the_old_machine_is_waited_for(
         until(lambda: len(cloud.machines.all) == 3, 120)
         until(lambda: pool.current_nodes() == 2, 120)
         assert dict(who() @ pool)[0] == old[0]
-    assert any(isinstance(e, events.NodePhase) and "no other machine yet" in e.phase for e in seen)
+    assert any(isinstance(e, events.NodePhase) and "no replacement yet" in e.phase for e in seen)
     assert all(bill.hourly_cost <= 0.035 for bill in pool.receipt.machines)  # type: ignore[attr-defined]
 
 

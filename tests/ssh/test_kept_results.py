@@ -134,7 +134,7 @@ def test_a_lost_host_takes_results_along_unless_they_may_be_made_again(whole: Ne
         node, at, right = use(again) >> pool
         assert right
         assert node != gone != at
-        until(lambda: "it is made again, retry 1 of 2" in heard.notices())
+        until(lambda: "it is recomputed, retry 1 of 2" in heard.notices())
         assert (use(copied) >> pool)[2]
         assert [ref.get()[0] for ref in once[1:]] == made[0][1:]
         with pytest.raises(RefLost, match="make"):
