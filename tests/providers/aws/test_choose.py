@@ -164,7 +164,9 @@ def test_old_gpus_without_a_driver_image_need_an_image_of_ones_own(cloud: Cloud)
 
 
 def test_the_first_inferentia_leads_to_the_second_or_to_an_image_of_ones_own(cloud: Cloud) -> None:
-    with pytest.raises(NoOffer, match='no longer have a driver for the first Inferentia; ask for accelerator="Inferentia2"'):
+    with pytest.raises(
+        NoOffer, match='no longer have a driver for the first Inferentia; ask for accelerator="Inferentia2"'
+    ):
         cloud.aws().acquire(Spec(accelerator="Inferentia1"), "p")
     with pytest.raises(InvalidArgument, match="near ones: Inferentia2, Inferentia1"):
         Spec(accelerator="Inferentia")
