@@ -307,3 +307,30 @@ def test_the_first_line_comes_soon_after_one_asks(net: Network) -> None:
     took = time.monotonic() - began
     assert Run("soon").stop().over
     assert took < 10
+
+
+def test_another_computer_that_may_log_in_attaches_and_stops(net: Network) -> None:
+    file = program(net, "print('ready', flush=True)\ntime.sleep(600)", 1)
+    assert submit(file, "--name", "far").returncode == 0
+    run = Run("far")
+    until(lambda: "ready" in text_of(run), 120)
+    (python,) = {process.argv[0] for process in net[0].processes() if "skyward.node.steward" in process.argv}
+    other = net[2]
+    other.put("/home/sky/id", net.key.read_bytes(), "sky", "600")
+    other.put("/home/sky/known", net.known_hosts.read_bytes(), "sky", "600")
+    settings = "Host first\nHostName {}\nUser sky\nIdentityFile ~/id\nUserKnownHostsFile ~/known\n"
+    other.put("/home/sky/.ssh/config", settings.format(net[0].address).encode(), "sky", "600")
+
+    def sky(*words: str) -> subprocess.CompletedProcess[str]:
+        command = 'timeout "$0" "$@"; test $? -le 124'
+        return other.run(["sh", "-c", command, "20", python, "-m", "skyward", *words], user="sky", check=False)
+
+    try:
+        assert "It keeps these runs: " in sky("attach", "other", "--host", "first").stderr
+        attached = sky("attach", "far", "--host", "first")
+        assert "ready" in attached.stdout, attached.stderr
+        assert "stopped" in sky("stop", "far").stdout
+    finally:
+        other.run(["rm", "-rf", "/home/sky/id", "/home/sky/known", "/home/sky/.ssh/config"], user="root")
+    assert run.status.stage == "stopped"
+    until(lambda: nothing_runs(net), 60)

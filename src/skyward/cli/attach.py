@@ -22,18 +22,30 @@ def add(commands: Any) -> None:
         "follow a detached run",
         "Prints the output of a detached run from where you left off, until the run is over. Ctrl-C detaches; the run "
         "continues. Any number of terminals can attach.",
-        ["sky attach grid", "sky attach grid --all        from the beginning"],
+        [
+            "sky attach grid",
+            "sky attach grid --all           from the beginning",
+            "sky attach grid --host gpu1     from another computer",
+        ],
         "exit status: that of the run's program, 128 + N if signal N ended it; 1 if the run ended otherwise, 2 for a "
         "wrong command line, 130 after Ctrl-C.",
     )
     parser.add_argument("name", metavar="NAME", help="the run's name; `sky runs` lists them")
     parser.add_argument("--all", action="store_true", help="print its output from the beginning")
+    parser.add_argument(
+        "--host",
+        metavar="HOST",
+        help="the run's first host, [USER@]HOST[:PORT]: for a run that another computer submitted. From then on this "
+        "one knows it",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from skyward.pool.run import Run
+    from skyward.pool.run import Run, take_note
 
+    if arguments.host:
+        take_note(arguments.name, arguments.host)
     found = Run(arguments.name)
     try:
         seen = 0 if arguments.all else found.seen

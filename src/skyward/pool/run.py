@@ -7,6 +7,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from skyward.transport import journal
 if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
 
-__all__ = ["Run", "RunStatus", "attach", "detach"]
+__all__ = ["Run", "RunStatus", "attach", "detach", "take_note"]
 
 _LOOK = 0.2
 _STOPPING = 60.0
@@ -206,6 +207,23 @@ class Run:
             return self._folder.ask(question)
         except (OSError, ValueError):
             return None
+
+
+def take_note(name: str, host: str) -> None:
+    """Has this computer know a run that another one submitted; `host` is the run's first one, as `sky.SSH` takes it."""
+    from skyward.providers.ssh import SSH
+    from skyward.setup.remote_folder import find
+    from skyward.setup.ssh.shell import SshShell
+
+    target = SSH([host]).targets[0]
+    with closing(SshShell(target)) as shell:
+        folder, head = find(shell, name)
+    record = run_record.create(name)
+    record.write("submitted", pool=head["pool"], program=head["program"], provider=head["provider"])
+    left = head["until"] - time.time()
+    record.write("handed", folder=folder, socket=head["socket"], python="", target=asdict(target), left=left)
+    record.write("running")
+    record.close()
 
 
 def attach(name: str) -> Run:

@@ -8,6 +8,7 @@ another version of Skyward reads the same folder.
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import threading
@@ -18,17 +19,34 @@ from pathlib import Path
 from typing import Any
 
 from skyward.api.shell import Process, Shell
-from skyward.errors import HostUnreachable
+from skyward.errors import HostUnreachable, InvalidArgument
 from skyward.node import run_folder
 from skyward.node.run_folder import RunFolder
 from skyward.setup.joined.relay import let_go
+from skyward.transport import journal
 
-__all__ = ["RemoteFolder"]
+__all__ = ["RemoteFolder", "find"]
 
 _LOGIN = 20.0
 _HEAD = 100
 # the run's own Python may have been removed with its environment
 _START = 'test -x "$1" || set -- python3 "$2"; exec "$1" -I -S -c "$2"'
+
+
+# the folder of each run, and the first line of its journal
+_LIST = 'for at in "${SKYWARD_CACHE:-$HOME/.cache/skyward}"/runs/*/; do echo "$at"; head -n 1 "$at/journal"; done'
+
+
+def find(shell: Shell, name: str) -> tuple[str, dict[str, Any]]:
+    """The folder of the last run of this name on a machine, and how its journal begins."""
+    shell.connect(time.monotonic() + _LOGIN)
+    lines = shell.run(["sh", "-c", _LIST], timeout=_LOGIN).out.split(b"\n")
+    pairs = [(path.decode().rstrip("/"), journal.parsed(head)) for path, head in itertools.pairwise(lines)]
+    heads = [(path, head) for path, head in pairs if head is not None]
+    if found := [(path, head) for path, head in heads if head.get("name") == name]:
+        return max(found, key=lambda each: each[1]["time"])
+    there = ", ".join(sorted({str(head.get("name")) for _, head in heads})) or "none"
+    raise InvalidArgument(f"{shell.name} is not the first host of a run {name}. It keeps these runs: {there}.")
 
 
 class RemoteFolder(RunFolder):
