@@ -30,7 +30,7 @@ import skyward as sky
 from skyward.api.spec import Spec
 from skyward.machines.ledger import pool_dir
 from skyward.providers.aws.provider import AWS
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.cloud.machines import CACHE, Hosts, specs
 from tests.support.cloud import Cloud, Instance
 from tests.support.hosts import Network

@@ -15,9 +15,8 @@ import pytest
 from skyward import events
 from skyward.api.spec import Spec
 from skyward.cli import main
-from skyward.cli.cost import told
+from skyward.cli.cost import Spending, rows, told, total
 from skyward.history.recorder import Recorder
-from skyward.history.spending import Spending, rows, total
 from skyward.machines.spent import Charge
 from tests.support.cloud import Cloud
 from tests.support.leases import returned

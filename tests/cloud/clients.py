@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.support.cloud import Cloud
 from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until

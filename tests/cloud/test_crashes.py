@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skyward.machines.ledger import histories
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.cloud.clients import BLOWS, Clients, Strike
 from tests.cloud.machines import Hosts
 from tests.support.cloud import Cloud

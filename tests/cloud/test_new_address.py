@@ -13,7 +13,7 @@ import pytest
 import skyward as sky
 from skyward import errors
 from skyward.providers.aws.provider import AWS
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.cloud.machines import Hosts
 from tests.cloud.spot import Seen
 from tests.support.cloud import Cloud

@@ -12,7 +12,7 @@ import pytest
 import skyward as sky
 from skyward import errors
 from skyward.providers.aws.provider import AWS
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.cloud.machines import Hosts
 from tests.support.cloud import Cloud
 from tests.support.hosts.place import SCRIPT

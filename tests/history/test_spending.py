@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from skyward import events
+from skyward.cli.cost import By, Row, by_day, gather, of_events, rows, total
 from skyward.history.recorder import Recorder
-from skyward.history.spending import By, Row, by_day, gather, of_events, rows, total
 from skyward.machines import spent
 from skyward.machines.ledger import Ledger
 from skyward.machines.spent import Charge

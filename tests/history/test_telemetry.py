@@ -8,7 +8,7 @@ import pytest
 
 import skyward as sky
 from skyward import events
-from skyward.history import telemetry
+from skyward.integrations import opentelemetry
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_pool_and_its_calls_are_spans_and_figures(told: tuple[Any, Any]) -> No
 
 
 def test_items_of_a_map_are_counted_as_the_history_counts_them(told: tuple[Any, Any]) -> None:
-    listen = telemetry.opentelemetry()
+    listen = opentelemetry()
     listen(events.CallEnded("p", "a", "f", 0, "ok", 1.0, items=10))
     listen(events.CallEnded("p", "b", "f", 0, "error", 1.0, items=10, failed_items=3))
     listen(events.CallEnded("p", "c", "f", 0, "crashed", 1.0, items=10))
@@ -71,7 +71,7 @@ def test_items_of_a_map_are_counted_as_the_history_counts_them(told: tuple[Any, 
 
 def test_a_call_that_is_tried_again_is_two_spans(told: tuple[Any, Any]) -> None:
     exporter, _ = told
-    listen = telemetry.opentelemetry()
+    listen = opentelemetry()
     listen(events.CallStarted("p", "c", "f", 0, 0, time=1.0))
     listen(events.CallStarted("p", "c", "f", 1, 1, time=2.0))
     listen(events.CallEnded("p", "c", "f", 1, "ok", 1.0, time=3.0))

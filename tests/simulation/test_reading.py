@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.reading import Turn
+from skyward.node.runner import Turn
 
 AWAKE = "awake"
 Story = tuple[str, ...]

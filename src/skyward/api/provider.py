@@ -15,12 +15,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from skyward.accelerators import Accelerator
-from skyward.api.shell import Access, JoinTarget, PodTarget, Shell, SshTarget
-from skyward.api.spec import Spec
+from skyward.api.shell import Access
 from skyward.errors import SkywardError
+
+if TYPE_CHECKING:
+    from skyward.accelerators import Accelerator
+    from skyward.api.shell import JoinTarget, PodTarget, Shell, SshTarget
+    from skyward.api.spec import Spec
 
 __all__ = ["Admission", "Availability", "Lease", "Leftover", "Machine", "Offer", "Provider", "Receipt", "Report"]
 

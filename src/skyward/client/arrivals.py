@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward import events
 from skyward.api.secret import hide
 from skyward.client.actions import Action, Emit
-from skyward.client.call import Call, CallFuture, Packed, discard, is_light, unpacked
-from skyward.client.core import Core
+from skyward.client.call import CallFuture, Packed, discard, is_light, unpacked
 from skyward.client.output import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
@@ -22,6 +21,10 @@ from skyward.transport.codec import Message, handles
 from skyward.transport.frames import Malformed
 from skyward.transport.records import replace
 from skyward.transport.streams import Consumer, Stream
+
+if TYPE_CHECKING:
+    from skyward.client.call import Call
+    from skyward.client.core import Core
 
 __all__ = ["Arrivals", "StreamActions"]
 

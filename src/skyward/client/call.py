@@ -12,15 +12,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyward.api.base_errors import hide_frames
 from skyward.api.brief import glance
 from skyward.api.compute import PendingCompute
 from skyward.api.ref import Ref
 from skyward.api.secret import hide
-from skyward.client.futures import UserCode, UserFuture
-from skyward.client.kept import KeptResult
+from skyward.client.futures import UserFuture
 from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
 from skyward.node.protocol import Blobs, Header, Returned
 from skyward.transport import blobs
@@ -30,6 +29,10 @@ from skyward.transport.payload import unpack
 from skyward.transport.pickle_errors import StaysHere
 from skyward.transport.streams import Consumer, Producer
 from skyward.transport.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from skyward.client.futures import UserCode
+    from skyward.client.kept import KeptResult
 
 __all__ = ["Call", "CallFuture", "Packed", "discard", "is_light", "new_id", "unpacked"]
 

@@ -27,7 +27,6 @@ from skyward.client.actions import (
     Unblock,
     Unwanted,
 )
-from skyward.client.call import Call
 from skyward.client.dispatch import Dispatch
 from skyward.client.kept import Kept
 from skyward.errors import FilesLost, InvalidArgument, NodeLost, RefLost, SkywardError
@@ -35,6 +34,7 @@ from skyward.node.protocol import Blobs, ClientToAgent, Close, Header, Recall, R
 from skyward.transport.codec import Message
 
 if TYPE_CHECKING:
+    from skyward.client.call import Call
     from skyward.client.kept import KeptResult
 
 __all__ = ["CALLS", "ClientCalls"]

@@ -55,8 +55,7 @@ from skyward.client.files import Answers, Transfers, node_lost, path_of
 from skyward.client.futures import Deferred
 from skyward.client.settings import Machines, PoolSettings
 from skyward.client.shared import ClientShared
-from skyward.client.stream_arguments import feed
-from skyward.client.uploads import Uploads
+from skyward.client.uploads import Uploads, feed
 from skyward.errors import BootstrapError, PoolClosed, SkywardError
 from skyward.node.protocol import AgentToClient, ClientToAgent, Forget, Returned, Run
 from skyward.transport import blobs

@@ -8,18 +8,20 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from skyward import events
 from skyward.api.brief import brief, described
 from skyward.api.compute import PendingCompute, name_of
 from skyward.api.secret import hide
-from skyward.client.call import Call
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.node.protocol import Crashed, Exited, GangStopped, NoRoom, Raised, Returned, Stalled, TimedOut, Verdict
 from skyward.transport import exceptions
 from skyward.transport.exceptions import noted, set_partial
+
+if TYPE_CHECKING:
+    from skyward.client.call import Call
 
 __all__ = [
     "End",

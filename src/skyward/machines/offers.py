@@ -6,12 +6,15 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from skyward.accelerators import Accelerator
-from skyward.api.provider import Availability, Offer, Provider
-from skyward.api.spec import Allocation, Architecture, Spec
+from skyward.api.provider import Offer
 from skyward.errors import SkywardError
+
+if TYPE_CHECKING:
+    from skyward.accelerators import Accelerator
+    from skyward.api.provider import Availability, Provider
+    from skyward.api.spec import Allocation, Architecture, Spec
 
 __all__ = [
     "CloudOffer",

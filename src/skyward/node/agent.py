@@ -5,17 +5,22 @@ It passes events to `AgentCalls` and carries out the returned actions. Results a
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
 import queue
 import selectors
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, assert_never
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
+from skyward.api.hardware import Gpu, seen_by_one_process
 from skyward.api.info import VARIABLE, InstanceInfo
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_output import OutputRelay
@@ -23,6 +28,8 @@ from skyward.node.agent_slots import Action, Drop, Kill, NodeCall, Remove, Send,
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink, ClientListener
 from skyward.node.files import NodeFiles
+from skyward.node.gpu_shares import names, variable
+from skyward.node.gpus import look
 from skyward.node.orders import UNANSWERED
 from skyward.node.protocol import (
     AgentToClient,
@@ -43,7 +50,7 @@ from skyward.node.protocol import (
     Verdict,
 )
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said, Standing
-from skyward.node.settings import NodeSettings, RunnerSettings, SetupSettings
+from skyward.node.settings import NodeSettings, RunnerSettings, SetupSettings, system
 from skyward.node.shared.agent_side import Shared
 from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
@@ -51,11 +58,24 @@ from skyward.node.usage import UsageMeter
 from skyward.transport.codec import Buffers, Message, Receiver, handles
 from skyward.transport.frames import encode
 from skyward.transport.records import replace as changed
+from skyward.transport.roles import node_role
+
+if TYPE_CHECKING:
+    import ssl
+
+    from skyward.node.gpu_meter import GpuMeter
+    from skyward.node.terms import TermsSlot
 
 if TYPE_CHECKING:
     from skyward.node.gpu_meter import GpuMeter
 
-__all__ = ["Agent", "Surroundings", "info_at", "variables"]
+__all__ = [
+    "Agent",
+    "Surroundings",
+    "info_at",
+    "run_agent",
+    "variables",
+]
 
 
 log = logging.getLogger("skyward.engine")
@@ -518,3 +538,71 @@ def variables(settings: NodeSettings, place: int) -> dict[str, str]:
 def info_at(settings: NodeSettings, place: int) -> str:
     info = settings["info"]
     return info if place == 0 else replace(InstanceInfo.from_json(info), worker=place).to_json()
+
+
+# The process of a node's agent.
+
+
+_DIALLING = 10.0
+
+
+def run_agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> NoReturn:
+    """Exits with 0 after the client's `bye`."""
+    code = 1
+    try:
+        agent = _agent(order, listener, fork_server, slot)
+        if order["notices"]:
+            threading.Thread(target=_wait_for_notice, args=(order["notices"], agent.notice), daemon=True).start()
+        agent.run()
+        code = 0
+    except BaseException:
+        log.exception("the agent of node %d failed", order["node"])
+    finally:
+        os._exit(code)
+
+
+def _agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> Agent:
+    server = client = None
+    if not order["local"]:
+        from skyward.transport.certificates import Identity, context
+
+        identity = Identity(**order["identity"])
+        server, client = context(identity, server=True), context(identity, server=False)
+    found = look()
+    called = names(found.gpus, os.environ)
+    metadata = {
+        "node": order["node"],
+        "python": list(sys.version_info[:3]),
+        "path": sys.path,
+        "hostname": os.uname().nodename,
+        "system": system(),
+        "pid": os.getpid(),
+        "accelerators": seen_by_one_process(found.gpus),
+        **found.to_json(),
+        "gpu_names": called,
+        "gpu_variable": variable(found.gpus),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    around = Surroundings(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
+    admit = partial(ClientListener, listener, order["host"], server, order["session"], slot)
+    return Agent(admit, fork_server, slot, BlobCache(order["directory"], client), metadata, around)
+
+
+def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket:
+    from skyward.transport.certificates import secure
+
+    assert context is not None, "runners of one computer connect to node 0 themselves"
+    return secure(socket.create_connection((host, port), timeout=_DIALLING), context, _DIALLING, node_role(0))
+
+
+def _gpu_meter(gpus: Sequence[Gpu], called: Sequence[str]) -> GpuMeter | None:
+    if not gpus:
+        return None
+    from skyward.node.gpu_meter import GpuMeter
+
+    return GpuMeter(gpus, called)
+
+
+def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:
+    module, _, function = name.partition(":")
+    notice(getattr(importlib.import_module(module), function)())

@@ -367,7 +367,7 @@ class _Keeper:
                 if other is not node:
                     other.listener.close()
             processes.rename("skyward-agent")
-            from skyward.node.agent_main import run_agent
+            from skyward.node.agent import run_agent
 
             run_agent(node.order, node.listener, fork_server, self._page.slot(node.order["index"], self._wake_keeper))
         finally:
@@ -469,7 +469,7 @@ def main() -> None:
     Path(directory, "keeper.pid").write_text(str(os.getpid()))
     file = sys.argv[4] if len(sys.argv) > 4 else None
     keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server, umask, joiner)
-    importlib.import_module("skyward.node.agent_main")  # once for all agents, while the client prepares its order
+    importlib.import_module("skyward.node.agent")  # once for all agents, while the client prepares its order
     gc.collect()
     gc.freeze()
     try:

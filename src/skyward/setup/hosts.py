@@ -18,17 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-from skyward.api.context import PoolContext
 from skyward.api.image import mask
-from skyward.api.provider import Machine
 from skyward.api.secret import revealed, without_secrets
 from skyward.api.shell import Access, Finished, Shell, SshTarget
 from skyward.api.spec import WEEK
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, PluginError, SkywardError
 from skyward.events import Notice
 from skyward.machines.parallel import each, spread
-from skyward.machines.replacement import Supply
-from skyward.machines.watchdog import Watchdog
 from skyward.setup.env.local import Environment, prepare
 from skyward.setup.keeper_client import Keeper, KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
@@ -36,6 +32,10 @@ from skyward.transport import private
 from skyward.transport.blobs import Store
 
 if TYPE_CHECKING:
+    from skyward.api.context import PoolContext
+    from skyward.api.provider import Machine
+    from skyward.machines.replacement import Supply
+    from skyward.machines.watchdog import Watchdog
     from skyward.setup.env.remote import Packages
 
 __all__ = ["LOCAL_LEASE", "RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared", "send"]

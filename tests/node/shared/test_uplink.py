@@ -10,7 +10,7 @@ import time
 import pytest
 
 from skyward.node.protocol import Share
-from skyward.node.shared.links import Uplink
+from skyward.node.shared.agent_side import Uplink
 from skyward.transport.frames import encode
 from skyward.transport.link import greet
 

@@ -18,7 +18,7 @@ from skyward.errors import SkywardError
 from skyward.machines.ledger import histories, state_dir
 from skyward.machines.reaper import down
 from skyward.providers.aws.api import Pace
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.support.cloud import Cloud
 from tests.support.leases import returned
 from tests.support.programs import USUAL_SIGNALS

@@ -10,7 +10,7 @@ from skyward.api.spec import Spec
 from skyward.errors import NoCapacity, NoOffer
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.choose import EfaChoice, interfaces
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.support.cloud import Cloud
 
 P5 = CloudOffer("", kind="p5.48xlarge", zone="a", accelerator="H100", accelerators=8, efa_cards=tuple(range(32)))

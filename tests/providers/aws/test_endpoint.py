@@ -12,8 +12,8 @@ import pytest
 from skyward.errors import InvalidArgument
 from skyward.machines.ledger import Ledger
 from skyward.machines.reaper import down, pools, renting_providers
-from skyward.providers.aws import AWS
 from skyward.providers.aws.checks import check_endpoint
+from skyward.providers.aws.provider import AWS
 from tests.support.cloud import Cloud
 
 

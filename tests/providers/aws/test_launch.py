@@ -18,8 +18,7 @@ from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import histories, pool_dir
 from skyward.providers.aws import provider
 from skyward.providers.aws.api import Api, Pace
-from skyward.testing import Fault
-from skyward.testing.faults import Call
+from skyward.testing import Call, Fault
 from tests.support.cloud import Cloud
 from tests.support.leases import returned
 
@@ -670,7 +669,7 @@ def test_the_role_that_spot_needs_once_is_named() -> None:
 def test_faults_count_as_said() -> None:
     fault = Fault("Run*", times=2, skip=1)
     call = Call(0, "ec2", "RunInstances", "r", {}, 0.0)
-    from skyward.testing.faults import Faults
+    from skyward.testing import Faults
 
     faults = Faults([fault])
     assert [faults.due(call) is not None for _ in range(5)] == [False, True, True, False, False]

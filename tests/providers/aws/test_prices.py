@@ -13,7 +13,7 @@ from skyward.api.spec import Spec
 from skyward.errors import NoOffer
 from skyward.providers.aws import prices
 from skyward.providers.aws.provider import AWS
-from skyward.testing.faults import Call
+from skyward.testing import Call
 from tests.support.cloud import Cloud
 
 

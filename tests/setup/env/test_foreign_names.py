@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from skyward.api.image import Image
 from skyward.api.shell import Finished
 from skyward.errors import BootstrapError
-from skyward.setup.env.remote import Packages, prepare_host
+from skyward.setup.env.remote import Packages, fetch, prepare_host
 from skyward.setup.env.requirements import check_digest, check_platform, file_name
-from skyward.setup.env.resolve import fetch
 from skyward.setup.local_shell import LocalShell
 from tests.support.indexes import Index
 

@@ -18,7 +18,7 @@ import pytest
 import skyward as sky
 from skyward.api.image import Image, PipIndex
 from skyward.errors import BootstrapError, InvalidArgument
-from skyward.setup.env import local, resolve
+from skyward.setup.env import local, remote
 from skyward.setup.env.local import prepare
 from skyward.setup.env.lock import Locked, check_asked, lock_path, only_locked, read_pylock_file, read_requirements
 from skyward.setup.env.remote import Packages, prepare_host
@@ -176,7 +176,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Path) -> Path:
     monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).resolve().parent), os.environ["PATH"])))
     monkeypatch.setenv("SKYWARD_CACHE", str(tmp_path / "cache"))
-    for module in (local, resolve):
+    for module in (local, remote):
         monkeypatch.setattr(module, "source_hash", lambda: "one state of the source")
         monkeypatch.setattr(module, "build_wheel", lambda dest: Path(shutil.copy(snapshot, dest)))
     return tmp_path / "cache"

@@ -24,7 +24,7 @@ import pytest
 from skyward.api.image import Image, PipIndex
 from skyward.api.shell import Finished, Shell, SshTarget
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
-from skyward.setup.env import remote, resolve, uv
+from skyward.setup.env import remote, uv
 from skyward.setup.env.local import Environment
 from skyward.setup.env.remote import Packages, Patience, prepare_host
 from skyward.setup.env.script import look_script
@@ -72,8 +72,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Path) -> Pa
     """An empty cache, for the client and for the host that it is, too: one that has the client's Python."""
     monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).resolve().parent), os.environ["PATH"])))
     monkeypatch.setenv("SKYWARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(resolve, "source_hash", lambda: "one state of the source")
-    monkeypatch.setattr(resolve, "build_wheel", lambda dest: Path(shutil.copy(snapshot, dest)))
+    monkeypatch.setattr(remote, "source_hash", lambda: "one state of the source")
+    monkeypatch.setattr(remote, "build_wheel", lambda dest: Path(shutil.copy(snapshot, dest)))
     return tmp_path / "cache"
 
 
@@ -179,7 +179,7 @@ def test_an_environment_that_another_client_made_serves(cache: Path, monkeypatch
     """It is named by what is in it."""
     host, _ = ready(Image())
     shutil.rmtree(cache / "resolved")
-    monkeypatch.setattr(resolve, "source_hash", lambda: "another name for the same")
+    monkeypatch.setattr(remote, "source_hash", lambda: "another name for the same")
     shell = Counted()
     again, said = ready(Image(), shell)
     assert again.python == host.python
@@ -441,12 +441,12 @@ def test_a_host_of_another_kind_gets_a_uv_that_runs_there_by_its_hash(
 CLIENT = """
 import shutil, sys, time
 from pathlib import Path
-from skyward.setup.env import resolve
+from skyward.setup.env import remote
 from skyward.api.image import Image
 from skyward.setup.env.remote import Packages, prepare_host
 from skyward.setup.local_shell import LocalShell
-resolve.source_hash = lambda: "one state of the source"
-resolve.build_wheel = lambda dest: Path(shutil.copy(sys.argv[1], dest))
+remote.source_hash = lambda: "one state of the source"
+remote.build_wheel = lambda dest: Path(shutil.copy(sys.argv[1], dest))
 image = Image(pip=["cowsay"])
 report = lambda step, took: print(step, took, flush=True)
 prepare_host(LocalShell(), image, pool="p", deadline=time.monotonic() + 110, report=report, packages=Packages(image))

@@ -22,7 +22,7 @@ import pytest
 import skyward
 from skyward.api.image import Image, PipIndex
 from skyward.errors import BootstrapError
-from skyward.setup.env import local, resolve, uv
+from skyward.setup.env import local, remote, uv
 from skyward.setup.env.local import prepare
 from skyward.setup.env.remote import Packages, prepare_host
 from skyward.setup.env.requirements import Pin
@@ -49,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Path) -> Pa
     monkeypatch.setenv("SKYWARD_CACHE", str(tmp_path / "cache"))
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "my_password", "UV_PUBLISH_TOKEN"):
         monkeypatch.setenv(name, CANARY)
-    for module in (local, resolve):
+    for module in (local, remote):
         monkeypatch.setattr(module, "source_hash", lambda: "one state of the source")
         monkeypatch.setattr(module, "build_wheel", lambda dest: Path(shutil.copy(snapshot, dest)), raising=False)
     return tmp_path / "cache"
@@ -330,7 +330,7 @@ def test_uv_always_runs_in_a_private_directory_with_settings_of_its_own(
 def test_uv_is_started_in_one_place_only() -> None:
     """Others send the program to hosts, or ask for its version, which reads no settings."""
     package = Path(skyward.__file__).parent
-    known = {"setup/env/uv.py", "setup/env/resolve.py", "cli/doctor.py"}
+    known = {"setup/env/uv.py", "setup/env/remote.py", "cli/doctor.py"}
     naming = {
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")
@@ -338,7 +338,7 @@ def test_uv_is_started_in_one_place_only() -> None:
     }
     assert naming == known
     assert (package / "setup/env/uv.py").read_text().count("find_uv()") == 2  # its definition, and run_uv
-    assert re.findall(r"find_uv\(\).*", (package / "setup/env/resolve.py").read_text()) == ["find_uv())"]
+    assert re.findall(r"find_uv\(\).*", (package / "setup/env/remote.py").read_text()) == ["find_uv())"]
     assert re.findall(r"find_uv\(\).*", (package / "cli/doctor.py").read_text()) == ['find_uv(), "--version")']
 
 

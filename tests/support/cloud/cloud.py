@@ -16,7 +16,7 @@ from typing import Any
 
 from skyward.errors import SkywardError
 from skyward.providers.aws.provider import AWS, Pace
-from skyward.testing.faults import Call, Fault, Faults
+from skyward.testing import Call, Fault, Faults
 from tests.support.cloud.ec2 import Ec2
 from tests.support.cloud.machines import Hooks, Instance, Machines, Times
 from tests.support.cloud.prices import TABLE

@@ -1,5 +1,3 @@
 """Nodes of a Ray cluster; `provider.py` puts the parts together."""
 
-from skyward.providers.ray.provider import Ray
-
-__all__ = ["Ray"]
+__all__: list[str] = []

@@ -1,4 +1,6 @@
-"""The provider contract as tests to inherit. Plain asserts: pytest runs them but is not imported.
+"""For tests of providers: their contract as tests to inherit, faults for an emulated API, and simulated GPUs.
+
+Plain asserts: pytest runs them but is not imported.
 
 class TestNimbus(ProviderContract):
     @pytest.fixture
@@ -9,12 +11,15 @@ class TestNimbus(ProviderContract):
 from __future__ import annotations
 
 import copy
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
+from uuid import NAMESPACE_OID, uuid5
 
 from skyward import extensions
 from skyward.api.provider import Lease, Machine, Offer, Provider
@@ -22,7 +27,14 @@ from skyward.api.spec import Spec
 from skyward.machines import reaper
 from skyward.machines.ledger import read, remove
 
-__all__ = ["ProviderContract"]
+__all__ = [
+    "Call",
+    "Fault",
+    "Faults",
+    "Mode",
+    "ProviderContract",
+    "nvidia_smi",
+]
 
 
 class ProviderContract:
@@ -157,3 +169,138 @@ class ProviderContract:
 
     def _ignore(self, text: str) -> None:
         """Nobody reads what a provider reports."""
+
+
+# Faults to inject into calls of an emulated API.
+
+
+Mode = Literal[
+    "refuse",  # not carried out; an error is answered
+    "fail",  # carried out; an error is answered all the same
+    "lose",  # carried out; the line is cut before the answer
+    "cut",  # not carried out; the line is cut
+    "garble",  # carried out; what is answered goes through `garble`
+]
+
+_STATUS = {
+    "RequestLimitExceeded": 503,
+    "ThrottlingException": 400,
+    "InternalError": 500,
+    "ServiceUnavailable": 503,
+    "Unavailable": 503,
+    "UnauthorizedOperation": 403,
+    "AuthFailure": 401,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    number: int
+    service: str
+    action: str
+    region: str
+    params: Mapping[str, str]
+    time: float
+    outcome: str = ""
+
+
+@dataclass
+class Fault:
+    """Applies to matching calls, `times` of them (-1: all), after `skip` successful ones."""
+
+    action: str = "*"
+    code: str = "InternalError"
+    mode: Mode = "refuse"
+    times: int = 1
+    skip: int = 0
+    where: Callable[[Call], bool] | None = None
+    message: str = "made to fail by the test"
+    status: int = 0
+    garble: Callable[[bytes], bytes] = lambda body: body[: len(body) // 2]
+    used: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.status = self.status or _STATUS.get(self.code, 400)
+
+    def matches(self, call: Call) -> bool:
+        return fnmatchcase(call.action, self.action) and (self.where is None or self.where(call))
+
+
+class Faults:
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self._faults = list(faults)
+        self._lock = threading.Lock()
+
+    def add(self, fault: Fault) -> Fault:
+        with self._lock:
+            self._faults.append(fault)
+        return fault
+
+    def clear(self) -> None:
+        with self._lock:
+            self._faults.clear()
+
+    def due(self, call: Call) -> Fault | None:
+        with self._lock:
+            for fault in self._faults:
+                if fault.matches(call):
+                    if fault.skip > 0:
+                        fault.skip -= 1
+                    elif fault.times < 0 or fault.used < fault.times:
+                        fault.used += 1
+                        return fault
+        return None
+
+
+# Simulated GPUs of a test cloud's machines: a fake nvidia-smi.
+
+
+# What drivers call the GPUs that EC2 names otherwise.
+_PRODUCTS = {
+    "A100": "NVIDIA A100-SXM4-{size}GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "RTX PRO Server 6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "T4": "Tesla T4",
+    "T4g": "NVIDIA T4G",
+    "V100": "Tesla V100-SXM2-{size}GB",
+}
+
+
+class Instance(Protocol):
+    """A machine of a test cloud: its id and EC2 type, such as g4dn.xlarge."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+
+
+def nvidia_smi(instance: Instance) -> str | None:
+    """A program that lists the GPUs of this EC2 type; None if it has no NVIDIA GPU. Put it on the PATH of the host
+    behind the machine. It answers `nvidia-smi -L` and `--query-gpu=uuid,memory.total`.
+    """
+    found = _described(instance.kind)
+    if found is None:
+        return None
+    name, count, mebibytes = found
+    product = _PRODUCTS.get(name, f"NVIDIA {name}").format(size=round(mebibytes / 1024))
+    uuids = [f"GPU-{uuid5(NAMESPACE_OID, f'{instance.id}/{number}')}" for number in range(count)]
+    listing = "\n".join(f"GPU {number}: {product} (UUID: {uuid})" for number, uuid in enumerate(uuids))
+    memory = "\n".join(f"{uuid}, {mebibytes}" for uuid in uuids)
+    return (
+        "#!/bin/sh\n# stands in for the driver's program; there is no GPU\n"
+        f"case $1 in\n-L) cat <<'END'\n{listing}\nEND\n;;\n"
+        f"--query-gpu=uuid,memory.total) cat <<'END'\n{memory}\nEND\n;;\n"
+        '*) echo "the stand-in for nvidia-smi does not know $*" >&2; exit 2;;\nesac\n'
+    )
+
+
+def _described(kind: str) -> tuple[str, int, int] | None:
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    types: dict[str, Any] = INSTANCE_TYPES
+    gpus: list[dict[str, Any]] = types.get(kind, {}).get("GpuInfo", {}).get("Gpus", [])
+    for gpu in gpus:
+        if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count"):
+            return str(gpu["Name"]), int(gpu["Count"]), int(gpu["MemoryInfo"]["SizeInMiB"])
+    return None
