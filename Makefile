@@ -39,7 +39,7 @@ soak: $(VENV)/all.done hosts     ## what is too long for every day, about 90 min
 	SKYWARD_FUZZ_SECONDS=$$((600 * $(SOAK))) $(BIN)/pytest --timeout=$$((7200 * $(SOAK))) tests/fuzz
 	SKYWARD_FLOOD_MB=$$((1000 * $(SOAK))) $(BIN)/pytest --timeout=$$((3600 * $(SOAK))) tests/e2e/test_output_flood.py
 	SKYWARD_SOAK=$(SOAK) SKYWARD_SOAK_SEEDS=$$((200 * $(SOAK))) $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/ssh/test_kept_results.py tests/providers/aws/test_crashes.py \
-	  tests/e2e/test_leftovers.py tests/e2e/test_detached_submission.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
+	  tests/e2e/test_leftovers.py tests/e2e/test_detached_submission.py tests/e2e/test_resume.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 
 hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package, a browser
 	$(BIN)/python -m tests.support.hosts install

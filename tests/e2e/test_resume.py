@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import pickle
 import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import skyward as sky
@@ -156,6 +160,33 @@ def test_a_process_that_dies_loses_nothing_that_had_finished(
     assert counted() == ["3", "4"]
 
 
+def test_a_lost_machine_loses_nothing_that_had_finished(counted: Callable[[], list[str]], tmp_path: Path) -> None:
+    path, switch = tmp_path / "counted", tmp_path / "lost"
+    with sky.ComputePool(nodes=2, console=False) as pool:
+        # what runs the other node, with all that it has started
+        keeper = pool._fleet.by_node[1].keeper.pid  # pyright: ignore[reportPrivateUsage]
+
+        @sky.compute(retries=0)
+        def fragile(x: int) -> int:
+            with path.open("a") as file:
+                file.write(f"{x}\n")
+            if x == 40 and not switch.exists():
+                switch.touch()
+                for process in (*psutil.Process(keeper).children(recursive=True), psutil.Process(keeper)):
+                    process.kill()
+            time.sleep(0.02)
+            return x
+
+        with pytest.raises(sky.errors.NodeLost):
+            pool.map(fragile, range(200), resume="lost")
+        facts, _ = runs.find("lost").facts()
+        kept = {pickle.loads(base64.b64decode(fact["value"])) for fact in facts if fact["fact"] == "result"}
+        assert kept
+        counted()
+        assert pool.map(fragile, range(200), resume="lost") == list(range(200))
+        assert set(counted()) == {str(x) for x in range(200) if x not in kept}
+
+
 def test_a_result_is_kept_as_it_came_whatever_the_program_does_with_it(
     pool: sky.ComputePool, counted: Callable[[], list[str]]
 ) -> None:
@@ -218,7 +249,12 @@ def run_map(folder: Path, kept: int, number: int = signal.SIGKILL) -> subprocess
     return subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize(("seed", "number"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (3, signal.SIGINT)])
+SEEDS = 50 if os.environ.get("SKYWARD_SOAK") else 3  # each ends it at two moments
+
+
+@pytest.mark.parametrize(
+    ("seed", "number"), [(seed, signal.SIGKILL if seed % 3 else signal.SIGINT) for seed in range(1, SEEDS + 1)]
+)
 def test_a_map_that_is_ended_computes_each_missing_item_once_when_it_starts_again(
     seed: int, number: int, tmp_path: Path
 ) -> None:

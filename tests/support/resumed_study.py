@@ -46,7 +46,7 @@ def main(ended: int) -> None:
     if ended < TRIALS:
         threading.Thread(target=kill_self, args=(journal, ended), daemon=True).start()
     first = [{"rate": 9.5, "kind": "adam", "layers": 1}, {"rate": 0.5, "kind": "adam", "layers": 7}]
-    with sky.ComputePool(nodes=4, console=False) as pool:
+    with sky.ComputePool(nodes=8, console=False) as pool:
         sky.integrations.optuna(study, call, pool, trials=TRIALS, first=first, resume="study")
     for trial in study.trials:
         print(trial.state.name, trial.values, sorted(trial.params.items()), trial.user_attrs.get("error"), sep="|")

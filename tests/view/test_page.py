@@ -177,6 +177,12 @@ def test_a_curve_among_many_is_named_where_the_pointer_is_and_its_box_grows(
     return [...card.querySelectorAll('.keys button b')].map((each) => each.textContent.trim());
     """
     assert chromium.execute_script(keys) == [str(number) for number in range(8)], "sorted by their last value"
+    turn = """
+    const card = [...document.querySelectorAll('.metric')].find((each) => /score/.test(each.textContent));
+    [...card.querySelectorAll('.keys .link')].find((each) => each.textContent === 'highest first').click();
+    """
+    chromium.execute_script(turn)
+    until(lambda: chromium.execute_script(keys) == [str(number) for number in range(11, 3, -1)], what="the other order")
     short = "return labels([{ arguments: '0.12345678901234567, 3' }, { arguments: '1.5e-05, 4' }])"
     assert chromium.execute_script(short) == ["(0.1235, 3)", "(1.5e-05, 4)"]
     point = """

@@ -2,7 +2,7 @@
 // What bodies report: one card for each name, with a curve for each call. The curve under the pointer is named.
 
 const FEW = 8;
-const metricsShown = { large: new Set(), all: new Set(), pointed: null };
+const metricsShown = { large: new Set(), all: new Set(), highest: new Set(), pointed: null };
 
 function labels(series) {
   const several = (of) => new Set(series.map(of)).size, parts = [];
@@ -79,8 +79,8 @@ function metricCard([name, series]) {
   svg.addEventListener("pointerleave", () => { metricsShown.pointed = null; clear(); });
   svg.addEventListener("click", (event) => { const each = point(event); if (each.call) showCall(each.call); });
   plot.append(scale, svg);
-  const legend = make("div", "", "keys"), all = metricsShown.all.has(id);
-  const ranked = series.map((_, index) => index).sort((a, b) => lasts[a] - lasts[b]);
+  const legend = make("div", "", "keys"), all = metricsShown.all.has(id), highest = metricsShown.highest.has(id);
+  const ranked = series.map((_, index) => index).sort((a, b) => highest ? lasts[b] - lasts[a] : lasts[a] - lasts[b]);
   ranked.slice(0, all ? series.length : FEW).forEach((index) => {
     const each = series[index], entry = make("button", named[index]);
     entry.prepend(drawing("svg", { viewBox: "0 0 8 8", class: "dot" }));
@@ -91,6 +91,7 @@ function metricCard([name, series]) {
     if (each.call) entry.addEventListener("click", () => showCall(each.call));
     legend.append(entry);
   });
+  if (series.length > 1) legend.append(toggle(highest ? "lowest first" : "highest first", metricsShown.highest, id));
   if (series.length > FEW) legend.append(toggle(all ? "fewer" : `and ${series.length - FEW} more`, metricsShown.all, id));
   clear();
   card.append(title, plot, below, read, legend);
