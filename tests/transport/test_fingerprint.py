@@ -305,6 +305,16 @@ def test_where_a_class_lies_among_the_arguments_is_no_part_of_the_version() -> N
     assert found[0] == found[1]
 
 
+def test_items_that_refer_to_each_other_count_in_any_order() -> None:
+    def found(order: int) -> set[str]:
+        one, other = Point(1), Point(2)
+        one.y, other.y = other, one
+        prints = Fingerprints()
+        return {prints.item(PendingCompute(print, (each,)), "f")[0] for each in (one, other)[::order]}
+
+    assert found(1) == found(-1)
+
+
 def test_functions_of_the_same_name_in_two_packages_are_told_apart() -> None:
     source = "from {package} import sqrt\ndef f(x): return sqrt(x)"
     assert len({version(module(source.format(package=package)).f) for package in ("math", "cmath", "numpy")}) == 3

@@ -71,14 +71,13 @@ _RIGHT = ("results", "size")
 
 def _row(found: Kept) -> dict[str, Any]:
     kept = [fact for fact in found.facts()[0] if fact.get("fact") in ("result", "told")]  # told: a trial has ended
-    results = {(fact.get("item"), fact.get("version"), fact.get("number")) for fact in kept}
     return {
         "name": found.name,
         "kind": found.kind,
         "began": found.began,
         "changed": found.changed,
         "size": found.size,
-        "results": len(results),
+        "results": len({(fact.get("item"), fact.get("version"), fact.get("number")) for fact in kept}),
         "in_use": found.in_use,
         **_of_detached(found),
     }
@@ -100,11 +99,5 @@ def _of_detached(found: Kept) -> dict[str, Any]:
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"]))
-    return (
-        row["name"],
-        row["kind"],
-        str(row["results"]),
-        in_bytes(row["size"]),
-        when,
-        row["stage"] or ("in use" if row["in_use"] else ""),
-    )
+    stage = row["stage"] or ("in use" if row["in_use"] else "")
+    return row["name"], row["kind"], str(row["results"]), in_bytes(row["size"]), when, stage

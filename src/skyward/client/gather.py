@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, wait
 from functools import partial
-from typing import Any, Never, NoReturn, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Never, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.api.brief import brief
 from skyward.api.compute import Chunk, Compute, PendingCompute, as_compute
@@ -30,6 +30,9 @@ from skyward.events import Event, GroupProgress
 from skyward.node.items import EachItem, FailedItem, not_for_generators
 from skyward.transport.exceptions import set_partial
 from skyward.transport.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from skyward.client.resume import Resumed
 
 __all__ = [
     "Ended",
@@ -96,15 +99,6 @@ def combined(
     return whole
 
 
-class Kept(Protocol):
-    """Where results of a map are kept."""
-
-    @property
-    def known(self) -> Mapping[int, Any]: ...
-
-    def keep(self, first: int, results: Sequence[Any]) -> None: ...
-
-
 def mapped(
     send: Send,
     each: PendingCompute[Any],
@@ -112,10 +106,12 @@ def mapped(
     slots: int,
     keep: bool = False,
     count: Callable[[int, int], None] | None = None,
-    kept: Kept | None = None,
+    run: Resumed | None = None,
 ) -> list[Any]:
     """Applies the function of `each` to items, in chunks: small at first, then as large as measured time allows.
-    `count` gets how many more have ended well, and how many have failed.
+
+    `count` gets how many more have ended well, and how many have failed. What `run` knows is taken from there, and what
+    comes is kept there first.
     """
     if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
         raise not_for_generators(each.fn)
@@ -124,7 +120,8 @@ def mapped(
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
     per_item: float | None = None
     before: dict[int, Any] = {}  # what had finished of a chunk when one of its items failed
-    known: Mapping[int, Any] = {} if kept is None else kept.known
+    known: Mapping[int, Any] = {} if run is None else run.known
+    keep_results: Callable[[int, list[Any]], None] = run.keep if run is not None else lambda first, results: None
     for index, result in known.items():
         results[index] = result
     at, left, limited = 0, len(items) - len(known), each.timeout is not None and each.timeout < math.inf
@@ -151,7 +148,7 @@ def mapped(
                 if error is not None and not keep:
                     before = partial_of(error)
                     for index, result in before.items():
-                        _keep(index, [result], kept)
+                        keep_results(index, [result])
                     if count is not None:
                         count(len(before), 0 if isinstance(error, CancelledError) else 1)
                     raise error
@@ -159,7 +156,7 @@ def mapped(
                     seconds, failures, found = future.result()
                     if len(found) != end - start:
                         raise ValueError(f"{len(found)} results for {end - start} items")
-                    _keep(start, found, kept)
+                    keep_results(start, found)
                     results[start:end] = found
                     per_item = seconds / (end - start)
                     failed = failures[0] if failures else 0
@@ -172,7 +169,7 @@ def mapped(
     except BaseException as exc:
         for future, (start, end) in pending.items():
             if future.done() and error_of(future) is None and len(found := future.result()[2]) == end - start:
-                _keep(start, found, kept)
+                keep_results(start, found)
                 results[start:end] = found
         _cancel(list(pending))
         finished = {index: _restored(result) for index, result in enumerate(results) if result is not _MISSING}
@@ -187,17 +184,6 @@ def _next(at: int, size: int, known: Mapping[int, Any]) -> tuple[int, int]:
         at += 1
     end = at + size
     return at, next((each for each in range(at, end) if each in known), end) if known else end
-
-
-def _keep(first: int, results: Sequence[Any], kept: Kept | None) -> None:
-    if kept is None:
-        return
-    start = 0
-    for at in range(len(results) + 1):
-        if at == len(results) or type(results[at]) is FailedItem:
-            if start < at:
-                kept.keep(first + start, results[start:at])
-            start = at + 1
 
 
 def error_of(future: Future[Any]) -> BaseException | None:

@@ -29,8 +29,8 @@ from skyward.api.secret import holds_secret, without_secrets
 from skyward.client.call import CallFuture
 from skyward.client.futures import UserCode, UserFuture, when_done
 from skyward.errors import InvalidArgument
-from skyward.history.runs import Opened, open_run
-from skyward.machines.ledger import state_dir
+from skyward.history.runs import open_run
+from skyward.node.items import FailedItem
 from skyward.transport import blobs, journal, payload, tensors
 from skyward.transport.fingerprint import Fingerprints, Version, changes
 
@@ -39,7 +39,6 @@ __all__ = ["KIND", "Resumed", "dumped", "surroundings"]
 KIND = "results"
 _FOLDER = "results"
 _LARGE = 1 << 20
-_ENDING = 10.0
 
 Say = Callable[[str, Literal["info", "warning"]], None]
 """Tells the user something."""
@@ -73,7 +72,7 @@ class Resumed:
         self.name, self._say = options.name, say
         self.known: dict[int, Any] = {}
         self._writing = threading.RLock()  # of one thread twice: a signal handler may ask for a result
-        self._closed = threading.Event()
+        self._closed = False
         self._sent: Sequence[Future[Any]] = ()
         self._left = 0
         self._unwritten: list[bytes] = []
@@ -84,8 +83,7 @@ class Resumed:
         more = {} if options.extra is None else {"resume_with": options.extra}
         prints = Fingerprints({**around, **more})
         found = [prints.item(call, name_of(call.fn)) for call in calls]
-        self._run = _opened(options.name)
-        _OPEN[_place(self.name)] = self
+        self._run = open_run(options.name, KIND)
         try:
             self._match(options, calls, found)
         except BaseException:
@@ -147,8 +145,8 @@ class Resumed:
 
     def keep(self, first: int, results: Sequence[Any]) -> None:
         """Writes results of the calls from number `first` on; a full disk stops nothing but that."""
-        lines = [self._line(index, each) for index, each in enumerate(results, first)]
-        self._write([line for line in lines if line is not None])
+        found = [(index, each) for index, each in enumerate(results, first) if type(each) is not FailedItem]
+        self._write([line for index, each in found if (line := self._line(index, each)) is not None])
 
     def send(self, calls: Sequence[Any], send: Callable[[Any], Any], user: UserCode) -> tuple[list[Any], list[Any]]:
         """The futures of all calls, of which only those are sent whose results are missing; and these calls."""
@@ -178,7 +176,7 @@ class Resumed:
         return lambda future: ended(future) if isinstance(future, CallFuture) else None
 
     def _ended(self, future: Future[Any]) -> None:
-        if not self._closed.is_set():
+        if not self._closed:
             _read(future)
         with self._writing:
             self._left -= 1
@@ -187,23 +185,17 @@ class Resumed:
 
     def finish(self) -> None:
         """Lets go of the run; results that have arrived, and nobody has asked for, are kept first."""
-        for future in self._sent if not self._closed.is_set() else ():
+        for future in self._sent if not self._closed else ():
             if future.done():
                 _read(future)
         with self._writing:
-            if self._closed.is_set():
+            if self._closed:
                 return
             self._write([])
             if self._unwritten:
                 self._say(f"{len(self._unwritten):,} results could not be kept in {self.name}.", "warning")
             self._run.journal.close()
-            _OPEN.pop(_place(self.name), None)
-            self._closed.set()
-
-    def wait(self) -> None:
-        """If all calls have ended, waits until their results are kept."""
-        if self._sent and all(future.done() for future in self._sent):
-            self._closed.wait(_ENDING)
+            self._closed = True
 
     def _line(self, index: int, result: Any) -> bytes | None:
         try:
@@ -225,7 +217,7 @@ class Resumed:
 
     def _write(self, lines: list[bytes]) -> None:
         with self._writing:
-            if self._closed.is_set():
+            if self._closed:
                 return
             self._unwritten += lines
             try:
@@ -241,19 +233,6 @@ class Resumed:
         if text not in self._told:
             self._told.add(text)
             self._say(text, "warning")
-
-
-_OPEN: dict[str, Resumed] = {}
-
-
-def _opened(name: str) -> Opened:
-    if (mine := _OPEN.get(_place(name))) is not None:
-        mine.wait()
-    return open_run(name, KIND)
-
-
-def _place(name: str) -> str:
-    return f"{state_dir()}/{name}"
 
 
 def _check(call: PendingCompute[Any], name: str) -> None:

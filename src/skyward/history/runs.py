@@ -28,6 +28,7 @@ __all__ = ["FOLDER", "Opened", "Run", "check_name", "drop", "find", "open_run", 
 
 FOLDER = "runs"
 _JOURNAL = "journal"
+_PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,15 @@ def drop(run: Run) -> None:
 
 
 def _held(path: Path) -> Journal:
-    try:
-        return Journal(path, create=False)
-    except FileNotFoundError:
+    """Waits a moment for a process that is about to let go of it."""
+    limit = time.monotonic() + _PATIENCE
+    while True:
         try:
-            return Journal(path, create=True)
-        except FileExistsError:  # made by another process at this moment
-            return Journal(path, create=False)
+            return Journal(path, create=not path.exists())
+        except (BlockingIOError, FileNotFoundError, FileExistsError):  # the last two: made or removed at this moment
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.02)
 
 
 def _head(facts: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -98,7 +98,7 @@ class Fingerprints:
         self._packer = Packer()
         self._extra = dict(extra or {})
         self._known: dict[int, _Known] = {}
-        self._large: dict[int, _Known] = {}
+        self._large: dict[int, _Known] = {}  # for all items, which may share them
         self._open: dict[int, int] = {}  # objects within which we are, and how deep
         self._path: list[str] = []  # to where we are
         self._definitions: list[tuple[tuple[str, ...], Any]] = []  # functions and classes in a value, with their paths
@@ -119,7 +119,6 @@ class Fingerprints:
         if self._checks and not _is_plain(given):
             self._checks -= 1
             self._compare_with_copy(what, given, content)
-        self._known.clear()
         key = (id(fn), *definitions)
         if key not in self._versions:
             self._kept += [fn, *definitions.values()]
@@ -158,7 +157,6 @@ class Fingerprints:
             copy = unpack(*self._packer.pack(given, what), keep_classes=True)
         except Exception:
             return  # the call cannot be sent either, and says so by itself
-        self._known.clear()
         if self._content(what, copy) != content:
             self._path = [what, *self._difference(given, copy)]
             raise self._unstable("differs from a pickled copy of itself")
@@ -182,7 +180,7 @@ class Fingerprints:
     # values
 
     def _content(self, path: str, value: Any) -> bytes:
-        self._path, self._definitions, self._open = [path], [], {}
+        self._path, self._definitions, self._open, self._known = [path], [], {}, {}
         try:
             return self._value(value)
         except RecursionError:
