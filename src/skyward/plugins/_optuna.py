@@ -7,7 +7,8 @@ import pickle
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from skyward.api.base_errors import InvalidArgument
 from skyward.api.compute import PendingCompute, Target
@@ -23,6 +24,7 @@ __all__ = ["optuna"]
 
 KIND = "study"
 _Call = Callable[[Any], PendingCompute[Any]]
+_Heard = tuple[str, Progress | None]
 
 
 def optuna(
@@ -104,98 +106,94 @@ def _bring_back(study: Any, facts: Sequence[Mapping[str, Any]], first: Sequence[
         logger.info(f"{ended:,} trials were there, {count - ended:,} are started again.")
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        study: Any,
-        call: _Call,
-        pool: _Pool,
-        metric: str | None,
-        run: Opened | None = None,
-        changed: Literal["keep"] | None = None,
-    ) -> None:
-        import optuna
-
-        self._states: Any = optuna.trial.TrialState
-        self._study, self._call, self._pool, self._metric = study, call, pool, metric
-        self._run, self._changed, self._checked = run, changed, run is None
-        self._inbox: queue.SimpleQueue[tuple[str, Progress | None]] = queue.SimpleQueue()
-        self._running: dict[str, tuple[Any, Any]] = {}  # by the id of their call: trial and future
+    study: Any
+    call: _Call
+    pool: _Pool
+    metric: str | None
+    kept: Opened | None = None
+    changed: Literal["keep"] | None = None
+    inbox: queue.SimpleQueue[_Heard] = field(default_factory=queue.SimpleQueue[_Heard])
+    running: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
+    """By the id of their call: trial and future."""
+    checked: bool = False
 
     def run(self, trials: int) -> None:
         """Asks and tells until the study has so many trials that have ended."""
-        ended = sum(trial.state.is_finished() for trial in self._study.get_trials(deepcopy=False))
-        stop = self._pool.on_event(self._hear)
+        ended = sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
+        stop = self.pool.on_event(self._hear)
         try:
             while ended < trials:
-                while len(self._running) < min(self._pool.slots, trials - ended):
+                while len(self.running) < min(self.pool.slots, trials - ended):
                     self._start()
-                call, report = self._inbox.get()
-                if call in self._running:  # else it was pruned
+                call, report = self.inbox.get()
+                if call in self.running:  # else it was pruned
                     ended += self._end(call) if report is None else self._report(call, report)
         finally:
             stop()
-            for _, future in self._running.values():
+            for _, future in self.running.values():
                 future.cancel()
 
     def _hear(self, event: object) -> None:
         if isinstance(event, Progress) and event.call is not None and event.metrics:
-            self._inbox.put((event.call, event))
+            self.inbox.put((event.call, event))
 
     def _start(self) -> None:
-        trial = self._study.ask()
-        made = self._call(trial)
+        trial = self.study.ask()
+        made = self.call(trial)
         if not isinstance(made, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(
                 "`call` makes the call of a trial, such as `lambda trial: train(trial.suggest_int(...))`."
             )
-        if not self._checked:
-            self._check(made)
+        if self.kept is not None and not self.checked:
+            self._check(made, self.kept)
         self._keep("asked", trial)
-        future: Any = self._pool.submit(made)
-        self._running[future.call] = trial, future
+        future: Any = self.pool.submit(made)
+        self.running[future.call] = trial, future
         future.add_done_callback(self._ended)
 
     def _ended(self, future: Any) -> None:
         error_of(future)  # what it has reported was heard by then
-        self._inbox.put((future.call, None))
+        self.inbox.put((future.call, None))
 
     def _report(self, call: str, report: Progress) -> bool:
         """Tells the pruner; returns whether the trial has ended thereby."""
-        trial, future = self._running[call]
-        value = next(iter(report.metrics.values())) if self._metric is None else report.metrics.get(self._metric)
-        if value is None or len(self._study.directions) > 1:
+        trial, future = self.running[call]
+        value = next(iter(report.metrics.values())) if self.metric is None else report.metrics.get(self.metric)
+        if value is None or len(self.study.directions) > 1:
             return False
         trial.report(value, int(report.step))
         if not trial.should_prune():
             return False
         future.cancel()
-        return self._tell(call, None, self._states.PRUNED)
+        return self._tell(call, None, "PRUNED")
 
     def _end(self, call: str) -> bool:
-        trial, future = self._running[call]
+        trial, future = self.running[call]
         error = error_of(future)
         if error is None:
             return self._tell(call, future.result())
         if isinstance(error, PoolClosed | CancelledError):
             raise error
         trial.set_user_attr("error", f"{type(error).__name__}: {error}")
-        return self._tell(call, None, self._states.FAIL)
+        return self._tell(call, None, "FAIL")
 
-    def _tell(self, call: str, value: Any, state: Any = None) -> bool:
-        trial, _ = self._running.pop(call)
-        self._study.tell(trial, value, state=state)
+    def _tell(self, call: str, value: Any, state: Literal["PRUNED", "FAIL"] | None = None) -> bool:
+        from optuna.trial import TrialState
+
+        trial, _ = self.running.pop(call)
+        self.study.tell(trial, value, state=state and TrialState[state])
         self._keep("told", trial)
         return True
 
-    def _check(self, call: PendingCompute[Any]) -> None:
+    def _check(self, call: PendingCompute[Any], run: Opened) -> None:
         """Refuses trials that were kept of other code."""
         from skyward.transport.fingerprint import Fingerprints, changes
 
-        run = cast("Opened", self._run)
         _, version = Fingerprints().item(PendingCompute[Any](call.fn), call.name)
         before = [fact for fact in run.facts if fact["fact"] == "version"]
-        if before and before[-1]["id"] != version.id and self._changed is None:
+        if before and before[-1]["id"] != version.id and self.changed is None:
             changed = changes(before[-1]["manifest"], version.manifest)
             raise InvalidArgument(
                 f"resume={run.path.name!r}: the trials there are of another version of {call.name}. What has changed "
@@ -203,10 +201,10 @@ class _Search:
                 "again."
             )
         run.journal.append({"fact": "version", "id": version.id, "manifest": dict(version.manifest)})
-        self._checked = True
+        self.checked = True
 
     def _keep(self, fact: str, trial: Any) -> None:
-        if self._run is not None:
-            content = pickle.dumps(self._study.get_trials(deepcopy=False)[trial.number])
+        if self.kept is not None:
+            content = pickle.dumps(self.study.get_trials(deepcopy=False)[trial.number])
             told = {"fact": fact, "number": trial.number, "trial": base64.b64encode(content).decode()}
-            self._run.journal.append(told, sync=False)
+            self.kept.journal.append(told, sync=False)
