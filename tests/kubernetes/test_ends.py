@@ -136,6 +136,20 @@ def _names(pool: sky.ComputePool) -> list[str]:
         return []
 
 
+def test_a_drained_node_gives_its_pod_to_another_one(cluster: Cluster, provider: sky.Kubernetes) -> None:
+    with sky.ComputePool(provider=provider, nodes=2, console=False) as pool:
+        before = pod_name() @ pool
+        (node,) = (p["spec"]["nodeName"] for p in cluster.items("pods") if p["metadata"]["name"] == before[0])
+        try:
+            cluster.kubectl("drain", node, "--delete-emptydir-data", "--force", "--timeout=90s")
+            until(lambda: _names(pool) not in ([], before), 120, "another pod")
+            after = pod_name() @ pool
+            where = {p["metadata"]["name"]: p["spec"]["nodeName"] for p in cluster.items("pods")}
+            assert where[after[0]] != node
+        finally:
+            cluster.kubectl("uncordon", node)
+
+
 def test_a_pod_that_is_taken_away_gives_its_bodies_notice(cluster: Cluster, provider: sky.Kubernetes) -> None:
     with sky.ComputePool(provider=provider, nodes=1, console=False) as pool:
         (name,) = pod_name() @ pool
@@ -161,24 +175,35 @@ def _error(pool: sky.ComputePool) -> str:
         return str(exc)
 
 
-def test_a_pool_outlives_an_api_server_that_is_away(cluster: Cluster, provider: sky.Kubernetes) -> None:
-    with sky.ComputePool(provider=provider, nodes=2, console=False) as pool:
+def test_a_pool_outlives_an_api_server_that_is_away_for_more_than_a_minute(cluster: Cluster) -> None:
+    with sky.ComputePool(provider=sky.Kubernetes(template=USER), nodes=2, console=False) as pool:
         before = pod_name() @ pool
         call = slow(1) > pool
         cluster.stop_server()
-        time.sleep(5)
+        time.sleep(65)
         cluster.start_server()
-        assert call.result(120) in before
+        assert call.result(180) in before
         assert pod_name() @ pool == before
 
 
-def test_a_pool_outlives_the_end_of_every_kubectl(cluster: Cluster, provider: sky.Kubernetes) -> None:
+@sky.compute
+def reversed_bytes(data: bytes) -> bytes:
+    return data[::-1]
+
+
+def test_a_pool_outlives_the_end_of_every_kubectl_also_in_the_middle_of_a_transfer(
+    cluster: Cluster, provider: sky.Kubernetes
+) -> None:
     with sky.ComputePool(provider=provider, nodes=2, console=False) as pool:
         before = pod_name() @ pool
-        call = slow(1) > pool
-        for process in _children("kubectl"):
-            os.kill(process, signal.SIGKILL)
+        call, data = slow(1) > pool, os.urandom(40 << 20)
+        transfer = reversed_bytes(data) > pool
+        for _ in range(3):
+            for process in _children("kubectl"):
+                os.kill(process, signal.SIGKILL)
+            time.sleep(0.3)
         assert call.result(120) in before
+        assert transfer.result(120) == data[::-1]
         assert pod_name() @ pool == before
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +14,7 @@ import skyward as sky
 from skyward.api.spec import Spec
 from skyward.providers.kubernetes.manifests import rights
 from tests.kubernetes.conftest import USER
-from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.cluster import CACHE, PYTHON, Cluster
 from tests.support.waiting import until
 
 
@@ -70,3 +74,64 @@ def _count(pool: sky.ComputePool) -> int:
         return len(name() @ pool)
     except sky.SkywardError:
         return 0
+
+
+PROGRAM = """
+import os
+import skyward as sky
+
+@sky.compute
+def name() -> str:
+    return os.environ["SKYWARD_NAME"]
+
+with sky.ComputePool(provider=sky.Kubernetes(template={user}, lease=20), nodes=2, console=False) as pool:
+    print("pods", *name() @ pool, flush=True)
+print("end", pool.receipt, flush=True)
+"""
+
+
+def test_a_client_that_is_a_pod_uses_its_service_account_and_its_pods_connect_to_it(
+    cluster: Cluster, cache: Path
+) -> None:
+    cluster.kubectl("create", "namespace", "inside", check=False)
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": [verb]} for verb, group, resource in rights()]
+    cluster.user("dora", "inside", rules)
+    program, python = PROGRAM.format(user=USER), f"{PYTHON}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    paths = [str(Path(sky.__file__).parents[1]), sysconfig.get_path("purelib")]
+    variables = {**cluster.service, "PATH": cluster.environ["PATH"], "HOME": "/tmp"}
+    variables |= {
+        "SKYWARD_STATE": "/tmp/state",
+        "SKYWARD_CACHE": "/tmp/cache",
+        "PYTHONPATH": ":".join(paths),
+        "LD_LIBRARY_PATH": f"{PYTHON}/lib",
+    }
+    container = {
+        "name": "client",
+        "image": "client",
+        "command": ["sh", "-c", f'exec "$0" -c "$1" > {CACHE}/client.txt 2>&1', python, program],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "volumeMounts": [{"name": "account", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "volumes": [{"name": "account", "secret": {"secretName": cluster.account("dora", "inside")}}],
+    }
+    metadata = {"name": "client", "namespace": "inside"}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    cluster.kubectl("apply", "-f", "-", data=json.dumps(made))
+
+    def ended() -> bool:
+        (pod,) = (pod for pod in cluster.items("pods", "inside") if pod["metadata"]["name"] == "client")
+        return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+    try:
+        until(ended, 180, lambda: (cache / "client.txt").read_text())
+        said = (cache / "client.txt").read_text()
+        assert re.search(r"^pods skyward-\S+-0-\S+ skyward-\S+-1-\S+$", said, re.MULTILINE), said
+        assert "is deleted, with its Secret and its pods" in said
+        assert not cluster.items("jobs", "inside")
+    finally:
+        cluster.kubectl("-n", "inside", "delete", "pod", "client", "--wait=true")
+        (cache / "client.txt").unlink(missing_ok=True)

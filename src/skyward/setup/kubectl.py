@@ -178,7 +178,8 @@ class Kubectl:
         return self.read(action, "create", f"--validate={strict}", "-f", "-", data=json.dumps(given).encode())
 
     def _run(self, action: str, words: Sequence[str], data: bytes, timeout: float) -> str:
-        argv = self.command(f"--request-timeout={_REQUEST}", *words)
+        # with this option, kubectl does not find the cluster in which it runs
+        argv = self.command(*([] if self.context is None else [f"--request-timeout={_REQUEST}"]), *words)
         try:
             done = subprocess.run(
                 argv, input=data, capture_output=True, timeout=timeout, env=environment(), start_new_session=True

@@ -73,6 +73,37 @@ def test_a_server_that_is_busy_is_asked_again(server: FakeServer, status: int) -
     assert server.objects == {}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/jobs", 429), ("POST", "/secrets", 429), ("PATCH", "/jobs", 409), ("PATCH", "/jobs", 503)],
+)
+def test_what_a_busy_server_does_not_make_or_change_is_asked_for_again(
+    server: FakeServer, method: str, path: str, status: int
+) -> None:
+    server.fail(method, path, status)
+    opened().close(print)
+    assert server.objects == {}
+
+
+def test_a_server_that_is_away_while_a_pool_closes_is_waited_for(server: FakeServer) -> None:
+    lease, reports = opened(), list[str]()
+    server.fail("GET", "/jobs", 503, times=8)
+    server.fail("DELETE", "/jobs", 503, times=2)
+    lease.close(reports.append)
+    assert "the cluster does not answer; the Job has to be deleted. It is asked again" in "\n".join(reports)
+    assert server.objects == {}
+
+
+def test_a_detached_run_is_refused_in_words(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import skyward as sky\nwith sky.ComputePool(provider=sky.Kubernetes()) as pool: ...\n")
+    assert main(["run", "--detach", str(program)]) != 0
+    assert "with Kubernetes is not possible yet" in capsys.readouterr().err
+    assert server.objects == {}
+
+
 def test_a_right_that_is_missing_is_named_before_anything_is_made(server: FakeServer) -> None:
     server.forbidden = {("patch", "jobs"), ("create", "secrets")}
     with pytest.raises(PermissionDenied, match=r"Missing: patch jobs, create secrets\. Nothing was created"):

@@ -30,9 +30,11 @@ import yaml
 
 from tests.support.hosts import HostSpec, Network, lacks_python, unavailable
 
-__all__ = ["CACHE", "Cluster", "unavailable_kubernetes"]
+__all__ = ["CACHE", "PYTHON", "Cluster", "unavailable_kubernetes"]
 
 CACHE = "/run/cache"
+PYTHON = "/run/python"
+"""Where pods find the Python of these tests."""
 _PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _BESIDE = Path(__file__).resolve().parents[4] / "shared" / "tools" / "kubernetes"
 _UNPACKED = Path(tempfile.gettempdir()) / f"skyward-test-kubernetes-{os.geteuid()}"
@@ -89,8 +91,8 @@ class Cluster:
     """A control plane and `nodes` nodes of 8 CPUs, 32 GiB and two pretended GPUs each; pods find `cache` at CACHE."""
 
     def __init__(self, cache: Path, nodes: int = 3) -> None:
-        share = {CACHE: cache}
-        self.network = Network([HostSpec(share=share, see_checkout=True)] * nodes, internet=True)
+        host = HostSpec(share={CACHE: cache}, show={PYTHON: Path(sys.base_prefix)}, see_checkout=True)
+        self.network = Network([host] * nodes, internet=True)
         self._directory = Path(tempfile.mkdtemp(prefix="skyward-kubernetes-"))
         self._processes: list[subprocess.Popen[Any]] = []
         self._tokens: dict[str, str] = {"admin": secrets.token_hex(16)}
@@ -181,6 +183,20 @@ class Cluster:
         self._tokens[name] = token
         return self.config(name, namespace)
 
+    def account(self, name: str, namespace: str) -> str:
+        """A Secret with what a pod finds of its service account, made by `user`; it stands for the kubelet's own."""
+        certificate = (self._directory / "server.pem").read_text()
+        files = {"token": self._tokens[name], "ca.crt": certificate, "namespace": namespace}
+        metadata = {"name": f"account-{name}", "namespace": namespace}
+        made = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": files}
+        self.kubectl("apply", "-f", "-", data=json.dumps(made))
+        return metadata["name"]
+
+    @property
+    def service(self) -> dict[str, str]:
+        """The variables by which a pod finds the API server."""
+        return {"KUBERNETES_SERVICE_HOST": self.network.address, "KUBERNETES_SERVICE_PORT": str(self._ports[0])}
+
     def kubectl(self, *argv: str, data: str = "", check: bool = True) -> str:
         """What kubectl says, run by the administrator."""
         program = _kubectl()
@@ -216,10 +232,11 @@ class Cluster:
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{etcd}",
             f"--secure-port={port}",
-            "--bind-address=127.0.0.1",
+            "--bind-address=0.0.0.0",  # pods reach it, too
+            f"--tls-cert-file={directory}/server.pem",
+            f"--tls-private-key-file={directory}/key.pem",
             "--advertise-address=192.0.2.1",
             "--endpoint-reconciler-type=none",
-            f"--cert-dir={directory}/certificates",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={directory}/key.pem",
             f"--service-account-signing-key-file={directory}/key.pem",
@@ -249,6 +266,9 @@ class Cluster:
         make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubelet"]
         key, certificate = self._directory / "key.pem", self._directory / "kubelet.pem"
         subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+        names = f"subjectAltName=IP:127.0.0.1,IP:{self.network.address}"
+        request = ["openssl", "req", "-x509", "-key", str(key), "-days", "2", "-subj", "/CN=server", "-addext", names]
+        subprocess.run([*request, "-out", str(self._directory / "server.pem")], check=True, capture_output=True)
         certificate.write_text(certificate.read_text() + key.read_text())
         self.start_server()
         config = f"--kubeconfig={self.config()}"

@@ -109,7 +109,7 @@ class FakeServer:
             if fault is not None:
                 self._faults.remove(fault)
         if fault is not None:
-            return _refused(fault[2], "a fault of the test")
+            return _refused(fault[2], "a fault of the test", "Conflict" if request.method == "PATCH" else "")
         if path == "/version":
             return web.json_response({"major": "1", "minor": "37", "gitVersion": "v1.37.0"})
         if (found := _discovery(path)) is not None:
@@ -226,11 +226,13 @@ class FakeServer:
         return socket
 
 
-def _refused(code: int, text: str) -> web.Response:
+def _refused(code: int, text: str, conflict: str = "") -> web.Response:
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "metadata": {}}
     headers = {"Retry-After": "1"} if code == 429 else {}
     return web.json_response(
-        {**status, "reason": _REASONS.get(code, ""), "message": text}, status=code, headers=headers
+        {**status, "reason": (code == 409 and conflict) or _REASONS.get(code, ""), "message": text},
+        status=code,
+        headers=headers,
     )
 
 

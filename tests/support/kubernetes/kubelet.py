@@ -285,7 +285,8 @@ class Pod:
         spec = self._pod["spec"]
         user = spec.get("securityContext", {})
         mounts = {mount["name"]: mount["mountPath"] for mount in self._container.get("volumeMounts", [])}
-        empty = [mounts[v["name"]] for v in spec.get("volumes", []) if "emptyDir" in v and v["name"] in mounts]
+        own = [v["name"] for v in spec.get("volumes", []) if v.keys() & {"emptyDir", "secret"}]
+        empty = [mounts[name] for name in own if name in mounts]
         argv = [*self._container.get("command", []), *self._container.get("args", [])]
         enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         script = ["sh", "-e", "-c", _START, "sh", " ".join(empty), str(user.get("fsGroup", 0))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from skyward.setup.joined.arrivals import Arrivals
 
 __all__ = ["PodLease", "PodMachine", "end", "listed"]
+
+log = logging.getLogger("skyward.kubernetes")
 
 _T = TypeVar("_T")
 _SILENCE = 90.0  # as long as the cluster may not answer
@@ -138,7 +141,8 @@ class PodLease(Lease):
 
     def _change(self, action: str, **spec: object) -> None:
         patch = json.dumps({"spec": spec})
-        self._kubectl.run(action, "patch", "job", self._name, "--type=merge", f"--patch={patch}")
+        words = ("patch", "job", self._name, "--type=merge", f"--patch={patch}")
+        _answered(lambda: self._kubectl.run(action, *words), log.info, "the Job stays as it is")
 
     def _make_room(self, count: int) -> None:
         """Makes the Job larger if it will not start so many pods by itself, in place of those that are lost."""
