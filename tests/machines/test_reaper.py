@@ -92,6 +92,20 @@ def test_all_means_what_is_abandoned_or_expired_but_not_what_may_be_in_use_elsew
     assert cloud.leftovers() == []
 
 
+def test_what_a_detached_run_has_is_ended_by_name_alone_until_its_time_is_over(cloud: Cloud) -> None:
+    held, over = cloud.aws().acquire(T4, "held"), cloud.aws().acquire(T4, "over")
+    held.hand_over("grid", time.time() + 100)
+    over.hand_over("old", time.time() - 1)
+    assert mentioned([item for item in expired_leftovers(cloud.aws()) if item.pool == held.pool]) is None
+    outcomes = {item.found.pool: item for item in down([cloud.aws()], everything=True, really=True)}
+    assert (outcomes[held.pool].found.condition, outcomes[held.pool].did) == ("detached", "left alone")
+    assert "`sky stop`" in outcomes[held.pool].why
+    assert outcomes[over.pool].did == "ended"
+    (outcome,) = down([cloud.aws()], [held.pool], really=True)
+    assert outcome.did == "ended"
+    assert cloud.leftovers() == []
+
+
 def test_a_pool_of_another_computer_with_the_same_home_is_ended_only_by_name(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:

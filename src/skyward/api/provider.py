@@ -152,6 +152,8 @@ class _Held(Protocol):
 
     def let_go(self) -> None: ...
 
+    def note(self, **data: Any) -> None: ...
+
 
 class Lease:
     """What a provider holds for an open pool: returned by `Provider.acquire`, used by many threads, until it is closed.
@@ -213,6 +215,12 @@ class Lease:
         """Gives everything back, as `Provider.give_back` does; may be repeated."""
         self.let_go()
         return self.provider.give_back(self.pool, report)
+
+    def hand_over(self, run: str, until: float) -> None:
+        """Leaves everything to a detached run, until it is over: no process of this computer uses it."""
+        if self._held is not None:
+            self._held.note(detached=run, until=until)
+        self.let_go()
 
     def let_go(self) -> None:
         """Leaves everything to other processes, such as the watchdog: they may give it back from now on."""

@@ -41,9 +41,9 @@ def add(commands: Any) -> None:
         "ps",
         "list pools that are open, or left machines behind",
         "Lists the pools that are open on this computer, and that have, or may have left, machines at a provider, "
-        "found by ledgers and tags. States: opening, open, closing; no "
-        "answer (its program is stopped or very busy); in use; abandoned (its program is gone); expired (its time is "
-        "over); elsewhere (opened on another computer, or its ledger is lost); not ours (only tagged like a pool). A "
+        "found by ledgers and tags. States: opening, open, closing; no answer (its program is stopped or very busy); "
+        "in use; abandoned (its program is gone); detached (a run has it, see `sky runs`); expired (its time is over); "
+        "elsewhere (opened on another computer, or its ledger is lost); not ours (only tagged like a pool). A "
         "cloud without a login is left out, unless --region, --profile, AWS_PROFILE or a ledger names it.",
         [
             "sky ps",

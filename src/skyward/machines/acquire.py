@@ -29,6 +29,7 @@ from skyward.machines.offers import RuledOut, money, wish
 from skyward.machines.watchdog import Watchdog
 
 __all__ = [
+    "MACHINES",
     "Candidate",
     "Plans",
     "Prospect",
@@ -43,7 +44,8 @@ __all__ = [
 
 
 _PATIENCE = 600.0  # machines take minutes to shut down
-_KEY = "machines"
+MACHINES = "machines"
+"""What the watchdog is to give back, under this name."""
 
 
 def acquire(
@@ -71,7 +73,7 @@ def _acquired(
         # the ledger knows the provider and its settings; an endpoint that is not AWS's counts only if we say so
         argv = [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
         argv += ["--endpoint-url", endpoint] if (endpoint := getattr(provider, "endpoint_url", None)) else []
-        watchdog.add(_KEY, argv, patience=_PATIENCE)
+        watchdog.add(MACHINES, argv, patience=_PATIENCE)
 
     def tell_left() -> None:
         if provider.rented and context.hurried():
@@ -80,6 +82,8 @@ def _acquired(
             )
 
     def give_back() -> None:
+        if context.handed_over:
+            return
         if context.hurried() and provider.rented:
             lease.let_go()
             tell_left()
@@ -91,13 +95,13 @@ def _acquired(
                 tell_left()
                 context.warn(f"{exc} A watchdog is trying again.")
                 return
-            watchdog.drop(_KEY)  # the error names what is left
+            watchdog.drop(MACHINES)  # the error names what is left
             raise
         except BaseException:
             lease.let_go()
             tell_left()
             raise
-        watchdog.drop(_KEY)
+        watchdog.drop(MACHINES)
         for text in getattr(receipt, "remarks", ()):
             context.warn(text)
         known = isinstance(receipt, Receipt)
@@ -107,7 +111,7 @@ def _acquired(
         lease = provider.acquire(context.spec, name, count, context.provision_timeout, context.report)
     except Exception as exc:
         if not isinstance(exc, NotGivenBack) or exc.hourly_cost:
-            watchdog.drop(_KEY)  # else it tries again what costs nothing
+            watchdog.drop(MACHINES)  # else it tries again what costs nothing
         raise
     except BaseException:
         tell_left()

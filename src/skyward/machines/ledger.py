@@ -86,6 +86,11 @@ class History:
         return tuple(r for r in self.records if r.fact == "intent" and r.call not in settled)
 
     @property
+    def detached_until(self) -> float:
+        """Until when a detached run may use the machines; 0 if none does."""
+        return max((r.data["until"] for r in self.records if r.data.get("detached")), default=0.0)
+
+    @property
     def certain(self) -> bool:
         return bool(self.metadata) and not self.damaged and not self.unanswered
 
@@ -324,8 +329,8 @@ Fact = Literal["open", "intent", "answer", "refused", "gone", "note"]
 
 _MOST = 64 << 20
 _LONGEST_LINE = 1 << 20
-_TEXTS = ("provider", "region", "profile", "endpoint_url", "owner", "host", "ssh_from", "token", "name")
-_NUMBERS = ("expires", "pid", "price", "count")
+_TEXTS = ("provider", "region", "profile", "endpoint_url", "owner", "host", "ssh_from", "token", "name", "detached")
+_NUMBERS = ("expires", "pid", "price", "count", "until")
 _UNKNOWN = {"price": math.inf}  # what stands for a number that nobody knows
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

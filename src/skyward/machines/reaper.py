@@ -36,6 +36,7 @@ log = logging.getLogger("skyward.reaper")
 Condition = Literal[
     "in use",  # its process lives, on this computer
     "abandoned",  # its process, on this computer, is gone
+    "detached",  # a detached run has it, and ends its machines
     "expired",  # its time is over, wherever it was opened
     "elsewhere",  # opened on another computer, or its ledger is lost; may be in use there
     "not ours",  # all of it only carries our tags; somebody else has made it
@@ -161,6 +162,8 @@ def chosen(
             picked.append((item, f"in use by process {item.pid} on {item.host}; end that first"))
         elif item.pool in names or item.condition == "expired" or (everything and item.condition == "abandoned"):
             picked.append((item, ""))
+        elif item.condition == "detached":
+            picked.append((item, "a detached run has it: `sky runs`, `sky stop`; name it to end it all the same"))
         elif everything:
             who = f"by process {item.pid} on {item.host}" if item.host else "on another computer"
             picked.append((item, f"may be in use {who}, which cannot be seen from here; name it to end it"))
@@ -346,6 +349,8 @@ def _found(pool: str, provider: str, region: str, gathered: _Gathered) -> Found:
         # computers may share a home directory whose locks each has for itself
         here = history is not None and metadata.get("host") in (None, socket.gethostname())
         condition = "abandoned" if here else "elsewhere"
+        if history is not None and history.detached_until > time.time():
+            condition = "detached"
     return Found(
         pool=pool,
         region=region,

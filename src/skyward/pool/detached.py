@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from skyward import events
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError, InvalidArgument
-from skyward.machines.acquire import Candidate
+from skyward.machines.acquire import MACHINES, Candidate
 from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
 from skyward.node.logind import ends_at_logout
@@ -46,6 +46,7 @@ __all__ = ["Program", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
+_HOLD = 3600.0  # seconds for which a rented node 0 stays, so that its output and result can be fetched
 _MOST_PAYLOAD = 64 << 20
 _LINGER = (
     "ends what you run when you log out (KillUserProcesses=yes in logind.conf), a detached run too. Allow it once: "
@@ -115,6 +116,8 @@ def _submit(
         fleet = place_nodes(context, lease, watchdog, steps)
         _look_up(context, fleet, program)
         _check_hosts(context, fleet)
+        if context.provider.rented:
+            hold = max(hold, _HOLD)  # else output and result would be gone with the machine
         order = _order(context, fleet, record, program, min(deadline, context.ends_at), restarts, hold)
         host = fleet.by_node[0]
         keeper = host.keeper
@@ -123,7 +126,10 @@ def _submit(
             raise BootstrapError("handing the run over", f"{keeper.shell.name} does not hold it: {why}.")
         place = {"folder": order.folder, "socket": order.socket, "python": python_of(host)}
         target = None if host.machine is None or host.machine.ssh is None else asdict(host.machine.ssh)
-        record.write("handed", **place, target=target, directory=keeper.directory, left=order.left)
+        machines = lease.pool if context.provider.rented else None
+        record.write("handed", **place, target=target, directory=keeper.directory, left=order.left, machines=machines)
+        lease.hand_over(record.name, deadline)
+        watchdog.drop(MACHINES)
         fleet.let_go()
         handing.set()
         if why := keeper.go(time.monotonic() + _ANSWER):
@@ -205,9 +211,11 @@ def python_of(host: Host) -> str:
 def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Program) -> None:
     """What cannot go on without this computer is said before anything is started."""
     for provider in (candidate.provider for candidate in candidates):
-        if not (provider.access.local or isinstance(provider, SSH)):
+        # rented machines must be able to end themselves: nobody else may be there to do it
+        if not (provider.access.local or isinstance(provider, SSH) or provider.access.lease_file):
             raise InvalidArgument(
-                f"a detached run with {provider.name} is not possible yet: it works with sky.Local() and sky.SSH(...). "
+                f"a detached run with {provider.name} is not possible yet: it works with sky.Local(), sky.SSH(...) and "
+                "sky.AWS(). "
                 "Leave --detach out, and start the program inside tmux or screen."
             )
     if not context.local:

@@ -7,7 +7,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.api.compute import Compute
 from skyward.api.shell import SshTarget
-from skyward.errors import InvalidArgument, SkywardError
+from skyward.errors import HostUnreachable, InvalidArgument, SkywardError
 from skyward.history import runs
 from skyward.node.run_folder import JOURNAL, OUTPUT, RAISED, RETURNED, RunFolder
 from skyward.pool import run_record
@@ -78,12 +78,34 @@ class Run:
             return RunStatus("submitting" if runs.find(self.name).in_use else "lost")
         if known := self._record.end:
             return RunStatus(**known)
-        found = self._status()
-        if found.stage == "lost":
-            found = self._status()  # its steward may have ended after the journal was read
-        if found.over and self._remote is not None:
+        try:
+            found = self._status()
+            if found.stage == "lost":
+                found = self._status()  # its steward may have ended after the journal was read
+        except HostUnreachable as exc:
+            handed = self._record.facts["handed"]
+            until = handed["time"] + handed["left"]
+            if until < time.time():
+                return RunStatus("lost", until=until)
+            if self._machines is None:
+                raise
+            text = f"If its machines have ended, `sky down {self._machines} --yes` removes what is left of them."
+            raise HostUnreachable(exc.step, f"{exc.detail}\n{text}") from exc
+        if found.over and self._remote is not None and self._machines is None:
             self._record.end = asdict(found)
         return found
+
+    def bring_home(self) -> object:
+        """Once it is over: copies what rented machines have of it, and ends them; the receipt, if there is one."""
+        if self._machines is None or self._record.end is not None or not (found := self.status).over:
+            return None
+        from skyward.machines.reaper import down, renting_providers
+
+        with suppress(HostUnreachable):  # lost, and its machines have ended
+            fetch(self.name, self._folder, self._record.path / "folder", over=True)
+        self._record.end = asdict(found)
+        outcomes = down(renting_providers(), [self._machines], really=True)
+        return next((outcome.receipt or outcome.why for outcome in outcomes), None)
 
     def _status(self) -> RunStatus:
         facts = self._journal()
@@ -115,6 +137,7 @@ class Run:
                 offset += len(piece)
                 yield piece
             if over:
+                self.bring_home()
                 return
             time.sleep(_LOOK)
 
@@ -125,6 +148,7 @@ class Run:
             if limit is not None and time.monotonic() > limit:
                 raise TimeoutError(f"the run {self.name} is {status.stage} after {timeout:g} s.")
             time.sleep(_LOOK)
+        self.bring_home()
         return status
 
     def result(self, timeout: float | None = None) -> Any:
@@ -184,11 +208,19 @@ class Run:
 
     @property
     def _remote(self) -> dict[str, Any] | None:
-        return self._record.facts.get("handed", {}).get("target")
+        home = self._machines is not None and self._record.end is not None
+        return None if home else self._record.facts.get("handed", {}).get("target")
+
+    @property
+    def _machines(self) -> str | None:
+        """The name under which its machines were rented."""
+        return self._record.facts.get("handed", {}).get("machines")
 
     @property
     def _folder(self) -> RunFolder:
         handed = self._record.facts.get("handed", {"folder": str(self._record.path / "folder"), "socket": ""})
+        if self._machines is not None and self._record.end is not None:
+            return RunFolder(str(self._record.path / "folder"), "")
         if self._remote is None:
             return RunFolder(handed["folder"], handed["socket"])
         if self._reached is None:
