@@ -156,7 +156,8 @@ class Kubectl:
         meaning = meaning.format(**names, contexts=", ".join(contexts) or "none")
         told = " / ".join(lines)[:2000] or "nothing"
         text = f"{action}: {meaning}. (kubectl said: {told})" if meaning else f"{action}: {told}"
-        return _CLASSES.get(kind, KubernetesRefused)(action, reason[1] if reason else kind, text, self.where, kind)
+        known = "other" if kind == "cluster" else kind  # `sky ps` lists pools where kubectl knows no cluster, too
+        return _CLASSES.get(kind, KubernetesRefused)(action, reason[1] if reason else kind, text, self.where, known)
 
     def run(self, action: str, *words: str, data: bytes = b"", timeout: float = _TIMEOUT) -> str:
         """What it said; KubernetesRefused if it failed. A login that was renewed just now is tried once more."""
