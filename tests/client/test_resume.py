@@ -231,8 +231,9 @@ def test_what_cannot_be_resumed_is_refused_with_words() -> None:
         sky.gather(changed="keep")
     with pytest.raises(sky.SkywardError, match=r'"keep" takes results of other code'):
         sky.gather(resume="grid", changed="always")  # type: ignore[call-overload]
-    with pytest.raises(sky.SkywardError, match="a name for the results"):
-        sky.gather(resume=3)  # type: ignore[call-overload]
+    for name in (3, "", "a b", "../grid"):
+        with pytest.raises(sky.SkywardError, match="a name for the results"):
+            sky.gather(resume=name)  # type: ignore[call-overload]
     assert not runs.runs()
 
 

@@ -40,7 +40,7 @@ from typing import (
 from skyward.api.base_errors import hide_frames
 from skyward.api.brief import brief, described
 from skyward.api.futures import AwaitableFuture, LocalItems, Stream, Untyped
-from skyward.api.usage_errors import FOR_FUNCTIONS, FOR_GROUPS, Unsent, check_switches, corrects_call
+from skyward.api.usage_errors import FOR_FUNCTIONS, FOR_GROUPS, Unsent, check_switches, corrects_call, usable
 from skyward.errors import InvalidArgument, PoolClosed
 
 __all__ = [
@@ -121,8 +121,11 @@ def resume_options(name: object, changed: object, extra: object) -> Resume | Non
             if given is not None:
                 raise InvalidArgument(f"{option}= needs resume=, a name for the results: resume='grid-1'.")
         return None
-    if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"resume={brief(name)}: expected a name for the results, such as 'grid-1'.")
+    if not isinstance(name, str) or not usable(name):
+        raise InvalidArgument(
+            f"resume={brief(name)}: expected a name for the results, of letters, digits, '.', '_' and '-', such as "
+            "'grid-1'."
+        )
     if changed not in (None, "keep", "redo"):
         raise InvalidArgument(
             f'changed={brief(changed)}: "keep" takes results of other code, "redo" computes them again.'

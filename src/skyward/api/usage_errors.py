@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "corrects_call",
     "deprecated",
     "instead_of",
+    "usable",
 ]
 
 
@@ -280,3 +282,8 @@ def deprecated(name: str, instead: str, *, removal: str) -> None:
         frame, level = frame.f_back, level + 1
     text = f"{name} is deprecated, and will be removed in Skyward {removal}. Write {instead} instead."
     warnings.warn(text, DeprecationWarning, stacklevel=level)
+
+
+def usable(name: str) -> bool:
+    """Whether a name is safe as part of a path and of a command."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None

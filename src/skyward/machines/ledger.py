@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from skyward.api.usage_errors import usable
 from skyward.errors import CloudRefused, InvalidArgument, SkywardError
 from skyward.transport import journal, private
 from skyward.transport.journal import Journal
@@ -398,11 +399,6 @@ def _is_text(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15 and math.isfinite(value)
-
-
-def usable(name: str) -> bool:
-    """Whether a name is safe as part of a path and of a command."""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
 
 
 def shown(text: str) -> str:
