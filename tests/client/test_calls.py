@@ -158,7 +158,7 @@ def apply(bench: Bench, call: Call, event: str) -> list[Action]:
             return calls.failure(number, call.id, failure, event.startswith("doubtful"), now)  # type: ignore[arg-type]
         case "argument lost":
             call.needs = [KeptResult("0" * 20, "g", state="failed", error=ValueError("no"))]
-            calls.dispatch.settle(call)
+            calls.dispatch.remove(call)
             calls._enqueue(call)
             return calls._taken()
         case "lost" | "lost for good":
@@ -256,7 +256,7 @@ def test_a_lost_call_is_sent_again_with_the_next_attempt_and_fails_after_the_las
     bench, call = sent(retries=1)
     did = bench.calls.lose_node(0, "it fell silent", bench.now)
     assert notices(did) == ["f was lost with node 0 (it fell silent); retry 1 of 1 follows."]
-    assert (call.state, call.about["attempt"]) == ("sent", 1)
+    assert (call.state, call.header["attempt"]) == ("sent", 1)
     did = bench.calls.lose_node(0, "it fell silent", bench.now)
     error = failures(did)[call.id]
     assert isinstance(error, NodeLost)

@@ -55,21 +55,21 @@ def test_of_idle_nodes_the_one_that_ended_a_call_last_is_next() -> None:
     dispatch, items = opened(3, 1, 3)
     dispatch.next(0.0)
     for item in (items[0], items[2], items[1]):
-        dispatch.settle(item, 10.0)
+        dispatch.remove(item, 10.0)
     for _ in range(3):
         item = Item()
         dispatch.add(item)
         assert nodes_of(dispatch.next(0.0)) == [1]
-        dispatch.settle(item, 10.0)
+        dispatch.remove(item, 10.0)
 
 
 def test_a_node_whose_call_gave_no_result_is_not_preferred() -> None:
     """Its process may have to be started again."""
     dispatch, items = opened(3, 1, 3)
     dispatch.next(0.0)
-    dispatch.settle(items[1], 10.0)
-    dispatch.settle(items[2])
-    dispatch.settle(items[0])
+    dispatch.remove(items[1], 10.0)
+    dispatch.remove(items[2])
+    dispatch.remove(items[0])
     dispatch.add(Item())
     assert nodes_of(dispatch.next(0.0)) == [1]
 
@@ -79,7 +79,7 @@ def test_a_node_gets_as_many_as_it_has_slots_while_nothing_is_known() -> None:
     assert sorted(nodes_of(dispatch.next(0.0))) == [0, 0, 0, 1, 1, 1]
     assert dispatch.next(0.0) == []
     assert dispatch.load() == (4, 6)
-    dispatch.settle(items[0], 10.0)
+    dispatch.remove(items[0], 10.0)
     assert nodes_of(dispatch.next(0.0)) == [items[0].node]
 
 
@@ -87,11 +87,11 @@ def test_short_calls_are_sent_ahead_and_long_ones_are_not() -> None:
     dispatch, items = opened(2, 1, 400)
     dispatch.next(0.0)
     for item in items[:2]:
-        dispatch.settle(item, 0.0001)
+        dispatch.remove(item, 0.0001)
     ahead = len(dispatch.next(0.0))
     assert 50 < ahead <= 2 * 129
     for item in items[2:60]:
-        dispatch.settle(item, 5.0)
+        dispatch.remove(item, 5.0)
     assert dispatch.next(0.0) == []
 
 
@@ -101,7 +101,7 @@ def test_a_node_that_is_down_gets_nothing() -> None:
     assert nodes_of(dispatch.next(0.0)) == [1, 1]
     dispatch.up(1, False)
     assert not dispatch.is_up(1)
-    dispatch.settle(items[0])
+    dispatch.remove(items[0])
     assert dispatch.next(0.0) == []
     dispatch.up(0, True)
     assert nodes_of(dispatch.next(0.0)) == [0]
@@ -121,16 +121,16 @@ def test_a_pinned_call_goes_to_its_node_however_busy() -> None:
     dispatch.pin(pinned, 1)
     assert (pinned.node, pinned.pinned) == (1, True)
     assert dispatch.load() == (0, 3)
-    dispatch.settle(pinned, 1.0)
+    dispatch.remove(pinned, 1.0)
     assert dispatch.load() == (0, 2)
 
 
 def test_a_call_that_ends_while_it_waits_here_is_sent_to_nobody() -> None:
     dispatch, items = opened(1, 1, 2)
     dispatch.next(0.0)
-    dispatch.settle(items[1])
+    dispatch.remove(items[1])
     assert dispatch.load() == (0, 1)
-    dispatch.settle(items[0])
+    dispatch.remove(items[0])
     assert dispatch.next(1.0) == []
 
 
@@ -149,7 +149,7 @@ def test_a_call_that_is_to_end_makes_room_for_another() -> None:
     assert dispatch.next(0.0) == []
     dispatch.stop(items[0])
     assert dispatch.next(0.0) == [(0, items[1])]
-    dispatch.settle(items[0])
+    dispatch.remove(items[0])
     dispatch.add(Item())
     assert dispatch.next(0.0) == []
 
@@ -167,7 +167,7 @@ def crowd(seconds: float = 0.0001, calls: int = 20) -> tuple[Dispatch[Item], lis
     dispatch, items = opened(2, 1, calls)
     dispatch.up(1, False)
     dispatch.next(0.0)
-    dispatch.settle(items[0], seconds)
+    dispatch.remove(items[0], seconds)
     dispatch.next(1.0)
     dispatch.up(1, True)
     return dispatch, items
@@ -180,7 +180,7 @@ def test_a_call_that_waits_behind_others_is_taken_back_for_an_idle_node() -> Non
     assert [(item.node, item) for item in taken] == [(0, items[2])]
     assert dispatch.recallable(10.0) != taken
     for item in taken:
-        dispatch.settle(item)
+        dispatch.remove(item)
         item.node = None
         dispatch.add(item, first=True)
     assert nodes_of(dispatch.next(10.0)) == [1]
@@ -235,7 +235,7 @@ def test_every_call_runs_once_and_no_slot_idles_while_calls_wait(nodes: int, slo
         node = max(range(nodes), key=lambda n: len(queues[n]))
         item = queues[node].pop(0)
         now += length[item.id]
-        dispatch.settle(item, length[item.id])
+        dispatch.remove(item, length[item.id])
         done.append(item)
     assert sorted(item.id for item in done) == sorted(item.id for item in items)
     assert dispatch.load() == (0, 0)
@@ -285,7 +285,7 @@ def test_a_call_waits_for_the_node_that_it_prefers_and_then_goes_to_another() ->
     dispatch.add(choosy)
     dispatch.add(other)
     assert dispatch.next(1.0) == [(0, other)]  # nobody waits behind it
-    dispatch.settle(other, 1.0)
+    dispatch.remove(other, 1.0)
     assert dispatch.next(4.9) == []
     assert dispatch.has_pinned_waiters()
     assert dispatch.next(5.0) == [(0, choosy)]
@@ -301,7 +301,7 @@ def test_a_call_does_not_wait_for_a_node_that_is_gone() -> None:
 
 def test_a_call_that_waits_on_the_node_that_it_prefers_is_left_there_for_a_while() -> None:
     dispatch, _ = opened(2, 1, 1)
-    dispatch.settle(dispatch.next(0.0)[0][1], 0.0001)  # calls are short: some are sent ahead
+    dispatch.remove(dispatch.next(0.0)[0][1], 0.0001)  # calls are short: some are sent ahead
     dispatch.pin(Item(), 0)
     item = Item(prefers=0, until=2.0)
     dispatch.add(item)

@@ -134,7 +134,7 @@ def test_a_message_that_cannot_be_handled_ends_its_call_and_the_next_is_handled(
         if message[1] == "a":
             raise KeyError("a bug")
 
-    monkeypatch.setattr(engine._receiver, "hear", hear)
+    monkeypatch.setattr(engine._receiver, "receive", hear)
     told: list[Any] = []
     monkeypatch.setattr(engine._core, "mishandled", lambda *args: told.append(args[:3]) or [])
     engine.handle([pool.heard(["done", "a", {}, 0]), pool.heard(["done", "b", {}, 0])])
@@ -146,7 +146,7 @@ def test_what_was_read_from_a_node_before_it_was_given_up_is_not_listened_to(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(pool.engine._receiver, "hear", lambda *args: seen.append(args))
+    monkeypatch.setattr(pool.engine._receiver, "receive", lambda *args: seen.append(args))
     old = pool.heard(["sample", 0.0, 0, 0, [], 0])
     pool.engine._connections.renounce(0)
     pool.engine.handle([old])

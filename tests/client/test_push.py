@@ -51,7 +51,7 @@ class FarEnd:
             self._node.ordered(message)
 
     def _look(self) -> None:
-        self._node.look()
+        self._node.poll()
 
     def _answered(self, message: Any) -> None:
         self._transfers.answered(message, 0, 0.0)

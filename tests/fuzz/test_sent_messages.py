@@ -144,7 +144,7 @@ def test_every_call_that_can_be_made_is_taken(
         [call] = packing.calls([made], 3)
     except (InvalidArgument, NotSerializable):
         return
-    comes(ClientToAgent, Run(ID, call.about, call.pieces))
+    comes(ClientToAgent, Run(ID, call.header, call.pieces))
 
 
 @FUZZ
@@ -325,13 +325,13 @@ class Loop:
 
     def _post(self, message: list[Any], values: list[Any]) -> None:
         for heard, buffers in codec.split(*carried([message], values)):
-            self._server.hear(heard, buffers)
+            self._server.receive(heard, buffers)
 
     def _answered(self, answers: list[Any]) -> None:
         for _, answer, values in answers:
             self.answers.append((answer[3], answer[4]))
             for heard, buffers in codec.split(*carried([answer], values)):
-                self.channel.hear(heard, buffers)
+                self.channel.receive(heard, buffers)
 
     @codec.handles(AskerToServer.Open)
     def _opened(self, message: AskerToServer.Open) -> None: ...

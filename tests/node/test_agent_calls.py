@@ -236,11 +236,11 @@ def test_the_status_page_is_read_while_a_call_may_begin() -> None:
     bench = Bench()
     call = bench.take("a", timeout=0.01)
     assert bench.calls.due() == bench.now + 0.01
-    assert bench.calls.looks(bench.now + 0.01) == bench.names
+    assert bench.calls.pages_due(bench.now + 0.01) == bench.names
     bench.now += 0.01
     bench.begin(call)
     assert bench.calls.due() == bench.now + 0.01  # its time limit
-    assert bench.calls.looks(bench.now + 1) == []
+    assert bench.calls.pages_due(bench.now + 1) == []
 
 
 def test_a_time_limit_counts_from_the_moment_at_which_the_function_is_called() -> None:
@@ -250,7 +250,7 @@ def test_a_time_limit_counts_from_the_moment_at_which_the_function_is_called() -
     assert bench.messages() == [["started", "a", 0]]
     bench.tick(60)
     assert call.state == "running", "the modules that it imports are not its own time"
-    assert bench.calls.looks(bench.now) == bench.names, "the page is read until the function is called"
+    assert bench.calls.pages_due(bench.now) == bench.names, "the page is read until the function is called"
     bench.begin(call)
     bench.tick(2.9)
     assert call.state == "running"

@@ -89,7 +89,7 @@ def test_the_client_is_told_which_local_rank_ran_a_call() -> None:
     calls = [bench.take(f"c{place}", gang="g", place=place) for place in (0, 1)]
     for call in calls:
         bench.begin(call)
-        assert bench.messages() == [["started", call.id, call.about["place"]]]
+        assert bench.messages() == [["started", call.id, call.header["place"]]]
     bench.end(calls[0])
     assert bench.messages() == [["done", "c0", {"s": 0.1}]]
     bench.end(calls[1])

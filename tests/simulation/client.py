@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.api.info import InstanceInfo, Peer
 from skyward.api.spec import Ranks
 from skyward.client.connections import Connections
-from skyward.client.engine import Engine, Surroundings
+from skyward.client.engine import Dependencies, Engine
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Uploads
 from skyward.node.protocol import ClientToAgent, InputEnd, InputItems
@@ -141,5 +141,5 @@ def make_engine(world: World) -> Engine:
         present=world.nodes - len(world.joining),
         replaces=world.replaces,
     )
-    around = Surroundings(world.clock, SimHub, SimCargo, SimFeeder, in_thread=lambda act: act())  # type: ignore[arg-type]
+    around = Dependencies(world.clock, SimHub, SimCargo, SimFeeder, in_thread=lambda act: act())  # type: ignore[arg-type]
     return Engine(plan, SimMachines(), around)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from skyward.node.agent import Agent, Surroundings
+from skyward.node.agent import Agent, Dependencies
 from skyward.node.blob_cache import BlobCache
 from skyward.node.protocol import AgentToClient, Blobs, Files
 from skyward.node.terms import TermsSlot
@@ -205,7 +205,7 @@ class Machine:
         """Starts the agent (again): it knows nothing of what was before, and its runners are gone with the old one."""
         world = self.world
         self.blob_cache: Any = _Freight(world, self.node) if world.lease else _SharedFiles(world)
-        around = Surroundings(
+        around = Dependencies(
             clock=world.clock,
             token=world.token,
             selector=Selector,  # type: ignore[arg-type]
@@ -280,9 +280,9 @@ class Machine:
         rng.shuffle(inputs)
         for what in inputs[: rng.randint(1, len(inputs))] if inputs else ():
             if what == "client":
-                home.hear(selectors.EVENT_READ | selectors.EVENT_WRITE)
+                home.read(selectors.EVENT_READ | selectors.EVENT_WRITE)
             elif what == "arrivals":
-                self.agent.look_around()
+                self.agent.poll()
             elif what.name in self.runners.processes:
                 self.agent.handle(self.runners.read(what))
         self.agent.turn()

@@ -275,9 +275,9 @@ MUTATIONS: dict[str, Mutation] = {
     "a buffer that a node lacks is not sent": _method(Uploads, "need", _nothing),
     "what is to be done is done last first": _method(Engine, "_do", lambda real: lambda self, do: real(self, do[::-1])),
     "a call that has left its node counts as being stopped there": _method(
-        Dispatch, "settle", _settle_keeping("stopping")
+        Dispatch, "remove", _settle_keeping("stopping")
     ),
-    "a call that was recalled once is never recalled again": _method(Dispatch, "settle", _settle_keeping("recalled")),
+    "a call that was recalled once is never recalled again": _method(Dispatch, "remove", _settle_keeping("recalled")),
     "nothing is recalled from a busy node": _method(Dispatch, "recallable", _empty),
     "a group is made again before its stopped ranks have ended": _method(Core, "turn", _renew_at_once),
     "a node that was given up while it greeted is not tried again": _method(

@@ -79,7 +79,7 @@ class SimProcess:
         if self.exit is None:
             self.exit = status
             marked = self.world.innocent if ordered else self.world.victims
-            marked.update((w.call.id, w.call.about["attempt"]) for w in self.workers if w.call is not None)
+            marked.update((w.call.id, w.call.header["attempt"]) for w in self.workers if w.call is not None)
             unsaid = [w.ending.keywords for w in self.workers if w.phase == "ended"]
             self.world.orphans.update(fields["blobs"]["0"][0] for fields in unsaid if "kept" in fields)
             for broken in self.world.broken_groups:
@@ -158,7 +158,7 @@ class SimProcess:
         if worker.phase == "claimed":
             world.body_started(call, self)
             self.page[index] = (call.id, self.page[index][1], world.now)
-            self.objects.update(call.about.get("refs", ()))
+            self.objects.update(call.header.get("refs", ()))
             plan = world.plans[call.id]
             worker.phase, worker.until, worker.left = "body", world.now + plan.seconds, plan.items
             self.credit.setdefault(call.id, WINDOW)
@@ -237,11 +237,11 @@ class SimProcess:
         return self.world.groups and bool(awaited) and self.generation in self.world.broken_groups[self.node]
 
     def _result(self, call: RunnerCall) -> Ending:
-        if "keep" not in call.about:
+        if "keep" not in call.header:
             return partial(Returned, buffers=[pickle.dumps(call.id)])
-        key = call.about["keep"]
+        key = call.header["keep"]
         self.objects.add(key)
-        names = blobs.kept_names(key, call.about["attempt"], 1)
+        names = blobs.kept_names(key, call.header["attempt"], 1)
         if not self.world.lease:
             names = [path for path, _ in blobs.keep(self.world.directory, names, [b"x"], {})]
         return partial(Returned, kept=key, blobs={"0": (names[0], 1)}, buffers=[b""])

@@ -72,7 +72,7 @@ def _take_something(world: World, call: Call, depth: int = 0) -> None:
 
 def _keep(world: World, call: Call) -> None:
     call.keeps = KeptResult(world.token() + "cafe", "f")
-    call.about["keep"] = call.keeps.key
+    call.header["keep"] = call.keeps.key
 
 
 def let_go(world: World) -> None:
@@ -240,7 +240,7 @@ def misfortune(world: World) -> None:
         seconds = rng.choice((3.0, 30.0))
         world.going[machine.node] = world.now + seconds
         machine.agent.notice(seconds)
-        machine.agent.look_around()
+        machine.agent.poll()
         machine.agent.turn()
     elif what == "vanish" and world.lease and rng.random() < 0.3:
         machine.vanish()

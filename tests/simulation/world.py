@@ -160,10 +160,10 @@ class World:
         call.keeps.uses += 1
 
     def body_started(self, call: Any, process: Any) -> None:
-        taken = {name for name, _ in call.about.get("blobs", {}).values()}
+        taken = {name for name, _ in call.header.get("blobs", {}).values()}
         missing = [name for name in taken if key_of(basename(name)) and not self._lies(name, process.node)]
         self.check(self.engine._closing or not missing, f"{call.id} was begun without {missing}")
-        key = (call.id, call.about["attempt"])
+        key = (call.id, call.header["attempt"])
         self.starts[key] += 1
         self.t("node %d %s: body of %s begins, attempt %d", process.node, process.name, *key)
         self.check(self.starts[key] == 1, f"the body of {call.id} was started twice in attempt {key[1]}")
@@ -171,9 +171,9 @@ class World:
         self.began[call.id] = self.now
         late = self.now - max(self.cancels.get(call.id, self.now), self.disturbed)
         self.check(self.faults or late < 1.0, f"{call.id} was begun {late:.1f} s after it was cancelled")
-        if call.about.get("gang") and process.killed_at is None:  # one that is being killed is of no group any more
+        if call.header.get("gang") and process.killed_at is None:  # one that is being killed is of no group any more
             self.order.setdefault((process.node, process.place), []).append(call.id)
-            self.check(call.about.get("place", 0) == process.place, f"{call.id} was begun by another rank")
+            self.check(call.header.get("place", 0) == process.place, f"{call.id} was begun by another rank")
 
     def _lies(self, name: str, node: int) -> bool:
         """Whether a part of a kept result lies on a node."""
@@ -192,7 +192,7 @@ class World:
             return  # nothing is promised in time while everybody is slow
         if limit is not None:
             self.check(took < limit + 2.0 + _SLACK, f"{call.id} ran for {took:.1f} s in spite of its limit of {limit}")
-        if any(known.id == call.id and known.attempt > call.about["attempt"] for known in self.calls):
+        if any(known.id == call.id and known.attempt > call.header["attempt"] for known in self.calls):
             return  # its node was given up, by mistake: nobody can stop it there before the node is back
         self.check(stopped < 3.0 + _SLACK, f"{call.id} ran for {stopped:.1f} s after it was cancelled")
         unread = self.now - max(began, self.closes.get(call.id, self.now))

@@ -70,8 +70,8 @@ def test_a_message_is_its_kind_its_fields_and_the_number_of_its_buffers() -> Non
 def test_each_message_reaches_the_method_that_handles_it() -> None:
     ear = Ear()
     receiver = Receiver(Small, ear)
-    assert receiver.hear(GOOD, [], 7) == "went"
-    receiver.hear(["data", "b", 1], [b"1"], 8)
+    assert receiver.receive(GOOD, [], 7) == "went"
+    receiver.receive(["data", "b", 1], [b"1"], 8)
     assert ear.heard == [(decoder(Small.GoOn)(GOOD, []), 7), (Small.Data("b", [b"1"]), 8)]
 
 
@@ -89,21 +89,21 @@ BAD: dict[int, list[Any]] = {
 def test_a_field_that_does_not_fit_its_annotation_is_refused(at: int, value: Any) -> None:
     ear = Ear()
     with pytest.raises(Malformed, match=f"the field {Small.GoOn.__match_args__[at - 1]} of 'go_on'"):
-        Receiver(Small, ear).hear([*GOOD[:at], value, *GOOD[at + 1 :]], [], 7)
+        Receiver(Small, ear).receive([*GOOD[:at], value, *GOOD[at + 1 :]], [], 7)
     assert ear.heard == []
 
 
 @pytest.mark.parametrize(("at", "value"), [(2, 3), (3, 3), (5, None), (5, []), (6, {"p": ["h", (1 << 63) - 1]})])
 def test_a_field_at_its_limit_is_taken(at: int, value: Any) -> None:
-    assert Receiver(Small, Ear()).hear([*GOOD[:at], value, *GOOD[at + 1 :]], [], 7) == "went"
+    assert Receiver(Small, Ear()).receive([*GOOD[:at], value, *GOOD[at + 1 :]], [], 7) == "went"
 
 
 def test_a_message_of_another_link_or_length_is_refused() -> None:
     receiver = Receiver(Small, Ear())
     with pytest.raises(Malformed, match="'stop' is not a message of Small"):
-        receiver.hear(["stop", "a", 0], [], 7)
+        receiver.receive(["stop", "a", 0], [], 7)
     with pytest.raises(Malformed, match="'data' with 2 fields instead of 1"):
-        receiver.hear(["data", "a", "b", 0], [], 7)
+        receiver.receive(["data", "a", "b", 0], [], 7)
 
 
 def test_a_receiver_that_does_not_handle_every_message_is_refused() -> None:
@@ -179,7 +179,7 @@ def test_a_method_that_handles_a_class_handles_its_subclasses() -> None:
         def _ended(self, message: Ended) -> str:
             return message.id
 
-    assert Receiver(Ends, Judge()).hear(["done", "a", {"parts": []}, 1], [b""]) == "a"
+    assert Receiver(Ends, Judge()).receive(["done", "a", {"parts": []}, 1], [b""]) == "a"
 
 
 @pytest.mark.parametrize("bad", ["nonsense", [], ["a"], [1, 0], ["a", True], ["a", -1], ["a", 2], ["a", None]])
@@ -193,5 +193,5 @@ def test_good_messages_are_heard_before_one_that_is_none(bad: Any) -> None:
 def test_a_message_that_is_none_keeps_no_other_of_its_frame_from_being_heard() -> None:
     ear = Ear()
     with pytest.raises(Malformed, match="'stop'"):
-        Receiver(Small, ear).hear_all([["data", "a", 1], ["stop", 0], ["data", "b", 1]], [b"1", b"2"], 7)
+        Receiver(Small, ear).receive_all([["data", "a", 1], ["stop", 0], ["data", "b", 1]], [b"1", b"2"], 7)
     assert [message for message, _ in ear.heard] == [Small.Data("a", [b"1"]), Small.Data("b", [b"2"])]

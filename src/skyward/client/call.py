@@ -167,7 +167,6 @@ def new_id() -> str:
 
 class Call:
     __slots__ = (
-        "about",
         "announced",
         "arguments",
         "asked",
@@ -179,6 +178,7 @@ class Call:
         "future",
         "gang",
         "given",
+        "header",
         "heard",
         "holds",
         "id",
@@ -210,7 +210,7 @@ class Call:
     def __init__(
         self,
         pending: PendingCompute[Any] | Call,
-        about: Header,
+        header: Header,
         pieces: list[Any],
         uploads: dict[str, blobs.Blob],
         inputs: dict[str, Any],
@@ -222,7 +222,7 @@ class Call:
         self.chunk = pending.chunk
         watched = user is not None and user.listeners.any()
         self.arguments = hide(_glance(pending)) if watched and isinstance(pending, PendingCompute) else ""
-        self.about, self.pieces, self.uploads, self.inputs = about, pieces, uploads, inputs
+        self.header, self.pieces, self.uploads, self.inputs = header, pieces, uploads, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0
         self.node: int | None = None
@@ -264,7 +264,7 @@ class Call:
         return self.gang[0].id if self.gang else "", max(0.0, began - self.made)
 
     def again(self) -> Call:
-        made = type(self)(self, self.about.copy(), self.pieces, self.uploads, {}, self.retries)
+        made = type(self)(self, self.header.copy(), self.pieces, self.uploads, {}, self.retries)
         made.attempt, made.needs, made.keeps = self.attempt + 1, self.needs, self.keeps
         made.arguments = self.arguments
         return made

@@ -163,7 +163,7 @@ class ClientCalls:
                 self._enqueue(call)
             else:
                 self.dispatch.add(call)
-        return self._settled()
+        return self._dispatched()
 
     def set_ranks(self, ranks: Ranks, slots: int) -> None:
         self.ranks = ranks
@@ -176,10 +176,10 @@ class ClientCalls:
         for rank, call in calls:
             self._take(call)
             call.gang = gang if len(gang) > 1 else ()
-            call.about["gang"] = gang[0].id
+            call.header["gang"] = gang[0].id
             call.rank, (number, place) = rank, self.ranks.places[rank]
             if place:
-                call.about["place"] = place
+                call.header["place"] = place
             self.dispatch.pin(call, number, now)
             self._step(call, "send")
         return self._taken()
@@ -187,7 +187,7 @@ class ClientCalls:
     def cancel(self, call: Call, why: str, now: float) -> list[Action]:
         self._now = now
         self._cancel(call, why)
-        return self._settled()
+        return self._dispatched()
 
     def abandon(self, error: Callable[[Any], BaseException], now: float) -> list[Action]:
         self._now = now
@@ -300,14 +300,14 @@ class ClientCalls:
     def take_calls(self, numbers: Iterable[int], now: float) -> list[Action]:
         self._now = now
         self.dispatch.set_up(set(numbers))
-        return self._settled()
+        return self._dispatched()
 
     def lose_node(self, number: int, reason: str, now: float) -> list[Action]:
         self._now = now
         self._lose_kept(number, reason)
         for call in self.dispatch.at(number):
             self._lose(call, reason)
-        return self._settled()
+        return self._dispatched()
 
     def fail_waiting(self, number: int, reason: str, now: float) -> list[Action]:
         self._now = now
@@ -338,7 +338,7 @@ class ClientCalls:
             if not self._warned and (text := held_by_streams(self.calls.values(), now)):
                 self._warned = True
                 self._warn(text)
-        return self._settled()
+        return self._dispatched()
 
     def soon(self) -> bool:
         return bool(self._timers) or self.dispatch.has_backlog() or self.dispatch.has_pinned_waiters()
@@ -383,7 +383,7 @@ class ClientCalls:
         """The only place where a call is removed."""
         del self.calls[call.id]
         self.yielding.pop(call.id, None)
-        self.dispatch.settle(call, result.seconds if result is not None else None)
+        self.dispatch.remove(call, result.seconds if result is not None else None)
         self.settled += 1 if call.chunk is None else call.chunk.items
         if call.needs:
             self.kept.left(call)
@@ -421,7 +421,7 @@ class ClientCalls:
             asks: list[Message] = [ClientToAgent.Ask(ids[at : at + _ASKED]) for at in range(0, len(ids), _ASKED)]
             self._out.append(Post(number, asks))
 
-    def _settled(self) -> list[Action]:
+    def _dispatched(self) -> list[Action]:
         if self.kept.out:
             self._follow()
         batches: dict[int, list[Call]] = {}
@@ -441,15 +441,15 @@ class ClientCalls:
     # what the table's actions are
 
     def _post_call(self, call: Call) -> None:
-        call.about["attempt"] = call.attempt
+        call.header["attempt"] = call.attempt
         call.future.sent = True
         call.heard, call.asked = self._now, False
         number = call.node
         assert number is not None
         if call.uploads:
             self._out.append(Load(number, call.uploads))
-        about, pieces = self._given(call) if call.needs or call.keeps else (call.about, call.pieces)
-        message = Run(call.id, about, pieces)
+        header, pieces = self._given(call) if call.needs or call.keeps else (call.header, call.pieces)
+        message = Run(call.id, header, pieces)
         last = self._out[-1] if self._out else None
         if isinstance(last, Post) and last.node == number and isinstance(last.messages[-1], Run):
             last.messages.append(message)  # calls for one node share a frame
@@ -474,7 +474,7 @@ class ClientCalls:
         call.announced = False
 
     def _queue_again(self, call: Call) -> None:
-        self.dispatch.settle(call)
+        self.dispatch.remove(call)
         call.node = call.rank = None
         self._enqueue(call, first=True)
 
@@ -505,7 +505,7 @@ class ClientCalls:
     def follow_kept(self, now: float) -> list[Action]:
         """What follows from a change to `kept`."""
         self._now = now
-        return self._settled()
+        return self._dispatched()
 
     def _take(self, call: Call) -> None:
         self.calls[call.id] = call
@@ -531,17 +531,17 @@ class ClientCalls:
         self.kept.lose_node(number, reason)
         for call in self.dispatch.waiting():
             if call.needs:
-                self.dispatch.settle(call)
+                self.dispatch.remove(call)
                 self._enqueue(call)
 
     def _given(self, call: Call) -> tuple[Header, list[Any]]:
         if call.keeps is not None and call.node is not None:
             call.keeps.told.add(call.node)
         if not call.needs:
-            return call.about, call.pieces
-        about, pieces, fetches = self.kept.filled(call)
+            return call.header, call.pieces
+        header, pieces, fetches = self.kept.filled(call)
         self._out += fetches
-        return about, pieces
+        return header, pieces
 
     def _ended_well(self, call: Call, blobs: Blobs) -> None:
         if call.node is not None:

@@ -109,7 +109,7 @@ class Dispatch(Generic[C]):
             chosen.append((node, call))
         return chosen
 
-    def settle(self, call: C, seconds: float | None = None) -> None:
+    def remove(self, call: C, seconds: float | None = None) -> None:
         if call.node is not None:
             node = self._nodes[call.node]
             node.inflight.pop(call.id, None)

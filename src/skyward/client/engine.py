@@ -68,7 +68,7 @@ from skyward.transport.threads import run_in_thread
 if TYPE_CHECKING:
     from skyward.client.kept import KeptResult
 
-__all__ = ["Engine", "Surroundings"]
+__all__ = ["Dependencies", "Engine"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -81,7 +81,7 @@ _UNTOLD = 5.0  # a node that is started again is there sooner
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Dependencies:
     clock: Callable[[], float] = time.monotonic
     connections: type[Connections] = Connections
     uploads: type[Uploads] = Uploads
@@ -90,8 +90,8 @@ class Surroundings:
 
 
 class Engine:
-    def __init__(self, plan: PoolSettings, machines: Machines, surroundings: Surroundings | None = None) -> None:
-        around = surroundings or Surroundings()
+    def __init__(self, plan: PoolSettings, machines: Machines, dependencies: Dependencies | None = None) -> None:
+        around = dependencies or Dependencies()
         self._plan, self._machines = plan, machines
         self._clock, self._feed, self._in_thread = around.clock, around.feed, around.in_thread
         self._lock = threading.RLock()
@@ -437,7 +437,7 @@ class Engine:
                 if not isinstance(event, Heard):
                     self._follow(event)
                 elif self._connections.current(event.number, event.link):  # else the node was given up meanwhile
-                    self._hear(event)
+                    self._received(event)
             self._do(self._core.turn(self._clock()))
             self._tell_forgotten()
             soon = self._core.calls.soon()
@@ -452,12 +452,12 @@ class Engine:
             self._do(self._core.unreachable(event.number, exc, self._clock()))
         self._changed.notify_all()
 
-    def _hear(self, event: Heard) -> None:
+    def _received(self, event: Heard) -> None:
         number, message = event.number, event.message
         if self._connections.peers[number].malformed >= MOST_MALFORMED:
             return  # it is given up; a frame may hold a million such messages
         try:
-            actions = self._receiver.hear(message, event.buffers, number, self._clock())
+            actions = self._receiver.receive(message, event.buffers, number, self._clock())
             if actions:
                 self._do(actions)
             if message[0] in ("ready", "failed", "ports", "notice", "replaced", "standing"):

@@ -107,9 +107,9 @@ class Kept:
         return best, min(_LONGEST, there[best] / _RATE)
 
     def filled(self, call: Call) -> tuple[Header, list[Any], list[Fetch]]:
-        about, pieces, number = call.about.copy(), list(call.pieces), call.node
+        header, pieces, number = call.header.copy(), list(call.pieces), call.node
         refs: dict[str, tuple[int, int]] = {}
-        blobs = about["blobs"] = dict(about.get("blobs", NO_BLOBS))
+        blobs = header["blobs"] = dict(header.get("blobs", NO_BLOBS))
         call.given = [result.blobs for result in call.needs]
         fetches: list[Fetch] = []
         for result in call.needs:
@@ -121,8 +121,8 @@ class Kept:
             sources = sorted(result.where - {number})
             if not self._local and number is not None and number not in result.where and sources:
                 fetches.append(Fetch(number, result.blobs, sources))
-        about["refs"] = refs | about.get("refs", {})  # in this order: objects that were put may hold kept results
-        return about, pieces, fetches
+        header["refs"] = refs | header.get("refs", {})  # in this order: objects that were put may hold kept results
+        return header, pieces, fetches
 
     def seen(self, call: Call, number: int) -> None:
         for result, given in zip(call.needs, call.given, strict=False):

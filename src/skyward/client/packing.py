@@ -48,7 +48,7 @@ PackedFunction = tuple[str, list[Any], dict[str, Ref[Any]]]
 class Sent:
     """What a call was sent as before; it stands for the function of one that is sent again."""
 
-    about: Header
+    header: Header
     pieces: Sequence[Buffer]
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class Packing:
         rest: list[Call] = []
         for _ in range(count - 1):
             self._store.retain(first.uploads)
-            copy = Call(pending, first.about.copy(), first.pieces, first.uploads, {}, 0, self._user)
+            copy = Call(pending, first.header.copy(), first.pieces, first.uploads, {}, 0, self._user)
             copy.needs, copy.holds, copy.yields = first.needs, first.holds, first.yields
             if pending.kept:
                 self._keep(copy, pending)
@@ -129,7 +129,7 @@ class Packing:
 
     def _made(self, item: PendingCompute[Any], batch: _Batch, result: KeptResult | None = None) -> Call:
         if isinstance(item.fn, Sent):
-            again, pieces = cast("Header", {**item.fn.about}), list(item.fn.pieces)
+            again, pieces = cast("Header", {**item.fn.header}), list(item.fn.pieces)
             return Call(item, again, pieces, self._uploads(again, pieces, batch), {}, batch.retries, self._user)
         streams = streamed_parameters(item)
         fn, args, kwargs = unbound(item)
@@ -148,14 +148,14 @@ class Packing:
         call = self._call(item, *known, args, kwargs, *streams, batch)
         call.yields = isinstance(fn, FunctionType) and bool(fn.__code__.co_flags & _GENERATOR)
         if result is not None:
-            call.keeps, call.about["keep"] = result, result.key
+            call.keeps, call.header["keep"] = result, result.key
         elif item.kept:
             self._keep(call, item)
         return call
 
     def _keep(self, call: Call, item: PendingCompute[Any]) -> None:
         call.keeps = KeptResult(os.urandom(KEY_BYTES).hex(), call.name)
-        call.about["keep"] = call.keeps.key
+        call.header["keep"] = call.keeps.key
         call.ref = self._refs.kept(call.keeps, described(item.name, item.args, item.kwargs))
 
     def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
@@ -192,20 +192,20 @@ class Packing:
                 packed = self._packer.pack((args, kwargs), f"arguments of {name}")
             refs = refs | found if found else refs
         pieces: list[Any] = [*function, packed[0], *packed[1]]
-        about: Header = {"name": name, "fn": digest, "split": len(function), "attempt": 0}
+        header: Header = {"name": name, "fn": digest, "split": len(function), "attempt": 0}
         if item.timeout is not None and item.timeout < math.inf:
-            about["timeout"] = item.timeout
+            header["timeout"] = item.timeout
         if inputs:
-            about["streams"] = list(inputs)
+            header["streams"] = list(inputs)
         if item.chunk is not None and item.chunk.keep:
-            about["each"] = True
+            header["each"] = True
         if batch.logging is not None:
-            about["log"] = batch.logging
-        uploads = self._uploads(about, pieces, batch)
+            header["log"] = batch.logging
+        uploads = self._uploads(header, pieces, batch)
         for key, ref in refs.items():
             if ref.kept is not None:
                 continue  # it is on a node, which is known when the call is sent
-            about.setdefault("refs", {})[key] = len(pieces), len(ref.blobs)
+            header.setdefault("refs", {})[key] = len(pieces), len(ref.blobs)
             if (gone := next((path for _, (path, _) in ref.blobs if not os.path.exists(path)), None)) is not None:
                 raise FilesLost(f"an object that was put, an argument of {item.name},", gone)
             more = {name for name, _ in ref.blobs if name not in uploads}
@@ -213,10 +213,10 @@ class Packing:
             batch.pinned += more
             for name, blob in ref.blobs:
                 uploads[name] = blob
-                about.setdefault("blobs", {})[str(len(pieces))] = blob if self._shared else (name, blob[1])
+                header.setdefault("blobs", {})[str(len(pieces))] = blob if self._shared else (name, blob[1])
                 pieces.append(b"")
         chosen = batch.retries if item.retries is None else item.retries
-        call = Call(item, about, pieces, uploads, inputs, chosen, self._user)
+        call = Call(item, header, pieces, uploads, inputs, chosen, self._user)
         if refs:
             call.holds = list(refs.values())
             call.needs = [ref.kept for ref in call.holds if ref.kept is not None]
@@ -229,8 +229,8 @@ class Packing:
             call.needs = [*call.needs, result]
         return call
 
-    def _uploads(self, about: Header, pieces: list[Any], batch: _Batch) -> dict[str, blobs.Blob]:
-        """Puts the large pieces into the store, and has `about` name them."""
+    def _uploads(self, header: Header, pieces: list[Any], batch: _Batch) -> dict[str, blobs.Blob]:
+        """Puts the large pieces into the store, and has `header` name them."""
         uploads: dict[str, blobs.Blob] = {}
         for index, piece in enumerate(pieces):
             if (len(piece) if type(piece) is bytes else nbytes(piece)) >= blobs.LARGE:
@@ -240,7 +240,7 @@ class Packing:
                 else:
                     batch.pinned.append(key)
                 uploads[key] = blob
-                about.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
+                header.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
                 pieces[index] = b""
             elif isinstance(piece, memoryview):
                 pieces[index] = bytes(

@@ -74,7 +74,7 @@ class ClientShared:
         asker, message = share.asker, share.message
         if number == 0 and asker == _CLIENT:
             if self._channel is not None:
-                self._channel.hear(message, share.buffers)
+                self._channel.receive(message, share.buffers)
             return
         # of a runner whose node cannot reach node 0, or the answer to it
         node = asker.partition("/")[0]

@@ -284,7 +284,7 @@ class StallWatch:
     ) -> tuple[list[Rank], bool]:
         ranks: list[Rank] = []
         moved = False
-        gang = watch.calls[0].about.get("gang", "")
+        gang = watch.calls[0].header.get("gang", "")
         for number, call in enumerate(watch.calls):
             node = call.node if call.node is not None else -1
             rank = number if len(watch.calls) > 1 else node if call.rank is None else call.rank
@@ -309,7 +309,7 @@ class StallWatch:
 
 def _found(bodies: list[Body], call: Call) -> tuple[Body | None, Facts]:
     body = next((body for body in bodies if body.get("call") == call.id), None)
-    place = call.about.get("place", 0)
+    place = call.header.get("place", 0)
     own = [body] if body is not None else [each for each in bodies if each["place"] == place]
     facts = [found for each in own if (found := each.get("facts"))]
     return body, facts[0] if facts else {}

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agent",
-    "Surroundings",
+    "Dependencies",
     "info_at",
     "run_agent",
     "variables",
@@ -85,7 +85,7 @@ _UNANSWERED = 60  # samples
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Dependencies:
     clock: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: os.urandom(8).hex()
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
@@ -103,11 +103,11 @@ class Agent:
         slot: TermsSlot,
         blob_cache: BlobCache,
         about: dict[str, Any],
-        surroundings: Surroundings | None = None,
+        dependencies: Dependencies | None = None,
     ) -> None:
         self._slot, self._blob_cache = slot, blob_cache
         self._drain_at = math.inf  # when bodies are told that the pool's time is nearly over
-        around = surroundings or Surroundings()
+        around = dependencies or Dependencies()
         self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
         self._selector, self._gpus = around.selector(), around.gpus()
         self._calls, self._timers = AgentCalls(), Timers(self._clock)
@@ -121,7 +121,7 @@ class Agent:
         passed = PassedOn(self._calls, blob_cache, self._runners.send_all, self._do, tell)
         self._files = NodeFiles(blob_cache, self._wake, tell)
         owners = (self, passed, standing, self._shared, self._output, self._files)
-        hear_client = Receiver(ClientToAgent, *owners).hear_all
+        hear_client = Receiver(ClientToAgent, *owners).receive_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell, self._output.home = self._home.tell, self._home
         self._shared.tell = self._tell
@@ -129,7 +129,7 @@ class Agent:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).hear_all
+        hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).receive_all
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
         self._settings: SetupSettings | None = None
         self._hooks: Buffers = ()
@@ -146,7 +146,7 @@ class Agent:
             for key, events in self._selector.select(0 if more else self._wait()):
                 self.handle(key.data(events) or ())
             if more:
-                self._home.hear(0)
+                self._home.read(0)
             self.turn()
 
     def turn(self) -> None:
@@ -214,11 +214,11 @@ class Agent:
     def _pass_time(self, now: float) -> None:
         if now < self._calls.due():
             return
-        for name in self._calls.looks(now):
-            self._look(name, now)
+        for name in self._calls.pages_due(now):
+            self._read_page(name, now)
         self._do(self._calls.tick(now))
 
-    def _look(self, name: str, now: float) -> None:
+    def _read_page(self, name: str, now: float) -> None:
         self._do(self._calls.saw(name, self._runners.status(name), now))
 
     # the client's connection
@@ -228,16 +228,16 @@ class Agent:
             self._wake_read.recv(4096)
         except BlockingIOError:
             pass
-        self.look_around()
+        self.poll()
 
-    def look_around(self) -> None:
+    def poll(self) -> None:
         while (admitted := self._listener.next()) is not None:
             if "terms" in admitted[1]:
                 self._take_terms(*admitted)
             else:
                 (self._shared.admit if "share" in admitted[1] else self._home.attach)(*admitted)
-        self._shared.look()
-        self._files.look()
+        self._shared.poll()
+        self._files.poll()
         while not self._blob_cache.arrivals.empty():
             name, good = self._blob_cache.arrivals.get()
             if good:
@@ -296,14 +296,14 @@ class Agent:
         now = self._clock()
         call = self._calls.calls.get(message.id)
         if call is not None and call.slot is not None:
-            self._look(call.slot.name, now)
+            self._read_page(call.slot.name, now)
         self._do(self._calls.cancel(message.id, message.reason, message.grace, now))
 
     @handles(ClientToAgent.Ask)
     def _ask(self, message: ClientToAgent.Ask) -> None:
         """Calls whose results are still being sent are not unknown."""
         for name in list(self._calls.slots):
-            self._look(name, self._clock())
+            self._read_page(name, self._clock())
         states = self._calls.states(message.ids) | {id: "ended" for id in message.ids if self._blob_cache.shipping(id)}
         self._tell(AgentToClient.States(states))
 
@@ -338,7 +338,7 @@ class Agent:
         if self._gpus:
             self._gpus.watch(settings["gpus"])
         for name in list(self._calls.slots):
-            self._look(name, now)
+            self._read_page(name, now)
         self._do(self._calls.setup(settings, bool(message.buffers), now))
 
     @handles(Info)
@@ -410,7 +410,7 @@ class Agent:
     @handles(RunnerToAgent.Leaving)
     def _runner_leaving(self, message: RunnerToAgent.Leaving, runner: RunnerProcess) -> None:
         now = self._clock()
-        self._look(runner.name, now)
+        self._read_page(runner.name, now)
         self._do(self._calls.left(runner.name, message.ids, now))
 
     @handles(Verdict)
@@ -583,7 +583,7 @@ def _agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.s
         "gpu_variable": variable(found.gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
-    around = Surroundings(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
+    around = Dependencies(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
     admit = partial(ClientListener, listener, order["host"], server, order["session"], slot)
     return Agent(admit, fork_server, slot, BlobCache(order["directory"], client), metadata, around)
 

@@ -53,7 +53,7 @@ class AgentCalls:
     def __init__(self) -> None:
         self.calls: dict[str, NodeCall] = {}
         self._runners = RunnerSlots()
-        self.slots, self.looks = self._runners.all, self._runners.looks
+        self.slots, self.pages_due = self._runners.all, self._runners.pages_due
         self.queue: OrderedDict[str, NodeCall] = OrderedDict()
         self.mean: float | None = None
         self.leaving = False
@@ -77,7 +77,7 @@ class AgentCalls:
         self._runners.configure(settings, hooks)
         self._retire("the pool's processes were replaced")
         self._out += self._runners.spawn_missing(now)
-        return self._settled()
+        return self._dispatched()
 
     def take(self, call: NodeCall, now: float) -> list[Action]:
         """`missing` names the blobs that are not here yet."""
@@ -87,19 +87,19 @@ class AgentCalls:
             return [Tell(AgentToClient.Recalled(call.id)), Drop(call.digests)]
         call.order = next(self._orders)
         self.calls[call.id] = self.queue[call.id] = call
-        return self._settled()
+        return self._dispatched()
 
     def recall(self, call_id: str, now: float) -> list[Action]:
         self._now = now
         if (call := self.calls.get(call_id)) is not None:
             self._step(call, "recall")
-        return self._settled()
+        return self._dispatched()
 
     def cancel(self, call_id: str, why: str, grace: float, now: float) -> list[Action]:
         self._now = now
         if (call := self.calls.get(call_id)) is not None:
             self._stop(call, "cancel", why, grace)
-        return self._settled()
+        return self._dispatched()
 
     def stream(self, call_id: str, message: Message) -> list[Action]:
         call = self.calls.get(call_id)
@@ -114,7 +114,7 @@ class AgentCalls:
         for call in list(self.calls.values()):
             if call.movable:
                 self._step(call, "recall")
-        return self._settled()
+        return self._dispatched()
 
     def fence(self, now: float) -> list[Action]:
         self._now = now
@@ -142,13 +142,13 @@ class AgentCalls:
         self._now = now
         for call in self.queue.values():
             call.missing.discard(blob)
-        return self._settled()
+        return self._dispatched()
 
     def no_room(self, blob: str, size: int, reason: str, now: float) -> list[Action]:
         self._now = now
         for call in [call for call in self.queue.values() if blob in call.missing]:
             self._step(call, "no room", NoRoom(id=call.id, size=size, reason=reason))
-        return self._settled()
+        return self._dispatched()
 
     # from runners
 
@@ -156,7 +156,7 @@ class AgentCalls:
         self._now = now
         if (slot := self.slots.get(name)) is not None:
             self._move(slot, "ready")
-        return self._settled()
+        return self._dispatched()
 
     def failed(self, name: str, now: float) -> bool:
         """False if the runner was leaving anyway."""
@@ -182,13 +182,13 @@ class AgentCalls:
                 self._step(call, "entered")
         if slot.doom:
             self._doom(slot, slot.doom)  # of those that have begun since it was to be killed
-        self._runners.look_again(slot, now)
+        self._runners.read_page_again(slot, now)
         return self._taken()
 
     def returned(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
         self._now = now
         self._return(name, call_ids)
-        return self._settled()
+        return self._dispatched()
 
     def left(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
         """The runner starts no other body, and its waiting calls are given back."""
@@ -196,7 +196,7 @@ class AgentCalls:
         if (slot := self.slots.get(name)) is not None:
             self._move(slot, "leaving")
             self._return(name, call_ids)
-        return self._settled()
+        return self._dispatched()
 
     def ended(self, name: str, verdict: Verdict, now: float) -> list[Action]:
         self._now = now
@@ -206,7 +206,7 @@ class AgentCalls:
             self._step(call, "ended", verdict)
         else:
             self._discard(verdict)
-        return self._settled()
+        return self._dispatched()
 
     def exited(self, name: str, status: int, stderr: str, oom: bool, now: float) -> list[Action]:
         """Call after the runner's last messages and status page were handled."""
@@ -220,7 +220,7 @@ class AgentCalls:
             crash = Crashed(id=call.id, code=status, stderr=stderr, oom=oom, shared=culprits - 1)
             self._step(call, "exited", crash)
         self._move(slot, "exited", status, stderr)
-        return self._settled()
+        return self._dispatched()
 
     # time
 
@@ -235,18 +235,18 @@ class AgentCalls:
                 self._stop(call, "limit", "timeout", self._grace)
             elif event == "grace":
                 self._step(call, event)
-        return self._settled()
+        return self._dispatched()
 
     def audit(self, now: float, killable: bool = True) -> tuple[list[str], list[Action]]:
         """Finds and repairs states that must not exist. `killable` says whether kills have an effect."""
         self._now = now
-        found = self._audit.look(self.next_pair() is not None, killable, now)
+        found = self._audit.find(self.next_pair() is not None, killable, now)
         for name in found:
             if name in self.slots:
                 self._out.append(Kill(self.slots[name]))
             elif name == "spawn":
                 self._out += self._runners.spawn_missing(now)
-        actions = self._settled() if "queue" in found else self._taken()
+        actions = self._dispatched() if "queue" in found else self._taken()
         mended, self._mended = [*self._mended, *found.values()], []
         return mended, actions
 
@@ -343,7 +343,7 @@ class AgentCalls:
     def next_pair(self) -> tuple[NodeCall, Slot] | None:
         return next_pair(self.queue, self._runners, self.mean) if self.queue else None
 
-    def _settled(self) -> list[Action]:
+    def _dispatched(self) -> list[Action]:
         while (pair := self.next_pair()) is not None:
             (call, slot), before = pair, pair[0].slot
             call.slot = slot
@@ -377,11 +377,11 @@ class AgentCalls:
         slot = call.slot
         assert slot is not None
         self.queue.pop(call.id, None)
-        call.about["ahead"] = slot.threads == 1 and bool(slot.calls)  # the runner then marks its output
+        call.header["ahead"] = slot.threads == 1 and bool(slot.calls)  # the runner then marks its output
         slot.calls[call.id] = call
-        self._out.append(Send(slot, Run(call.id, call.about, call.buffers)))
+        self._out.append(Send(slot, Run(call.id, call.header, call.buffers)))
         self._out += [Send(slot, message) for message in call.backlog]
-        self._runners.look_soon(slot, call, self._now)
+        self._runners.read_page_soon(slot, call, self._now)
 
     def _queue(self, call: NodeCall) -> None:
         call.began, call.entered = None, 0.0
@@ -391,12 +391,12 @@ class AgentCalls:
 
     def _start_limit(self, call: NodeCall) -> None:
         call.backlog.clear()
-        if call.about.get("timeout") is not None:
+        if call.header.get("timeout") is not None:
             self._timers.add(self._limit(call), "limit", call)
 
     def _limit(self, call: NodeCall) -> float:
         """When a call is stopped; before its body starts it has as long as a process to become ready."""
-        timeout = call.about.get("timeout") or 0.0
+        timeout = call.header.get("timeout") or 0.0
         if call.entered:
             return call.entered + timeout
         return (call.began or 0.0) + max(timeout, self._ready_within)
@@ -423,7 +423,7 @@ class Audit:
         self._runners = runners
         self._seen: set[str] = set()
 
-    def look(self, call_waits: bool, killable: bool, now: float) -> dict[str, str]:
+    def find(self, call_waits: bool, killable: bool, now: float) -> dict[str, str]:
         """Problems seen now and last time. Unkillable processes do not count while the fork server does not answer."""
         runners = self._runners
         slots = runners.all.values() if killable else ()
@@ -441,7 +441,7 @@ def stopped(call: NodeCall, verdict: Verdict | None) -> Verdict:
     seconds = verdict.seconds if verdict is not None else None
     if call.why == "timeout":
         stack = verdict.stack if isinstance(verdict, Stopped) else None
-        limit, loading = call.about.get("timeout") or 0.0, not call.entered
+        limit, loading = call.header.get("timeout") or 0.0, not call.entered
         return TimedOut(id=call.id, seconds=seconds, limit=limit, killed=call.killed, loading=loading, stack=stack)
     return _STOPPED.get(call.why, Cancelled)(id=call.id, seconds=seconds)
 

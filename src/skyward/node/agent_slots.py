@@ -66,7 +66,7 @@ _SPAWN_ATTEMPTS = 3
 _SPAWN_PATIENCE = 30.0  # where processes have been ready before, or the machine has too many at the moment
 _PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # between attempts; each is twice as long as the last
 _OVERDUE = 5.0
-_LOOK, _LOOK_AGAIN = 0.05, 0.25  # after a call was sent, and while it waits
+_READ_SOON, _READ_AGAIN = 0.05, 0.25  # after a call was sent, and while it waits
 
 
 class RunnerSlots:
@@ -107,8 +107,8 @@ class RunnerSlots:
     def due(self) -> float:
         first = self._next_try if self._next_try and self.lacking(self._next_try) else float("inf")
         for slot in self.all.values():  # one plain loop: it is asked before each wait
-            if slot.look_at is not None and slot.look_at < first:
-                first = slot.look_at
+            if slot.page_due is not None and slot.page_due < first:
+                first = slot.page_due
             if slot.state == "starting" and not slot.late and slot.since + self._ready_within < first:
                 first = slot.since + self._ready_within
         return first
@@ -148,17 +148,17 @@ class RunnerSlots:
                 actions += self.spawn_missing(now)
         return actions
 
-    def look_soon(self, slot: Slot, call: NodeCall, now: float) -> None:
-        look_at = now + min(_LOOK, call.about.get("timeout") or _LOOK)
-        slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
+    def read_page_soon(self, slot: Slot, call: NodeCall, now: float) -> None:
+        page_due = now + min(_READ_SOON, call.header.get("timeout") or _READ_SOON)
+        slot.page_due = page_due if slot.page_due is None else min(slot.page_due, page_due)
 
-    def look_again(self, slot: Slot, now: float) -> None:
-        unknown = (c for c in slot.calls.values() if c.began is None or (c.about.get("timeout") and not c.entered))
-        waits = [call.about.get("timeout") or _LOOK_AGAIN for call in unknown]
-        slot.look_at = now + min(_LOOK_AGAIN, *waits) if waits else None
+    def read_page_again(self, slot: Slot, now: float) -> None:
+        unknown = (c for c in slot.calls.values() if c.began is None or (c.header.get("timeout") and not c.entered))
+        waits = [call.header.get("timeout") or _READ_AGAIN for call in unknown]
+        slot.page_due = now + min(_READ_AGAIN, *waits) if waits else None
 
-    def looks(self, now: float) -> list[str]:
-        return [slot.name for slot in self.all.values() if slot.look_at is not None and slot.look_at <= now]
+    def pages_due(self, now: float) -> list[str]:
+        return [slot.name for slot in self.all.values() if slot.page_due is not None and slot.page_due <= now]
 
     def overdue(self, slot: Slot, now: float) -> str:
         late = [c for c in slot.calls.values() if c.state == "stopping" and now > c.asked + c.grace + _OVERDUE]
@@ -198,7 +198,7 @@ def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float |
     """
     slots, processes = runners.all.values(), runners.processes
     first = next(iter(queue.values()))
-    if not first.missing and not first.about.get("gang"):  # as nearly always
+    if not first.missing and not first.header.get("gang"):  # as nearly always
         slot = _roomiest(slots, processes, mean)
         return (first, slot) if slot is not None else None
     each = processes // runners.places
@@ -370,12 +370,12 @@ def sent_ahead(mean: float | None, threads: int) -> int:
 
 class NodeCall:
     __slots__ = (
-        *("about", "asked", "backlog", "began", "buffers", "digests", "entered", "grace", "id"),
+        *("header", "asked", "backlog", "began", "buffers", "digests", "entered", "grace", "id"),
         *("killed", "missing", "order", "reason", "slot", "state", "why"),
     )
 
-    def __init__(self, call_id: str, about: Header, buffers: Buffers) -> None:
-        self.id, self.about, self.buffers = call_id, about, buffers
+    def __init__(self, call_id: str, header: Header, buffers: Buffers) -> None:
+        self.id, self.header, self.buffers = call_id, header, buffers
         self.state = "queued"
         self.order = 0
         self.slot: Slot | None = None
@@ -391,24 +391,24 @@ class NodeCall:
 
     @property
     def place(self) -> int | None:
-        return self.about.get("place", 0) if self.about.get("gang") else None
+        return self.header.get("place", 0) if self.header.get("gang") else None
 
     @property
     def movable(self) -> bool:
         """False for ranks of broadcasts and calls with streaming arguments."""
-        return not self.about.get("gang") and not self.about.get("streams")
+        return not self.header.get("gang") and not self.header.get("streams")
 
 
 class Slot:
     """`threads` is its number of concurrent calls, `place` its local rank."""
 
-    __slots__ = ("calls", "doom", "late", "look_at", "name", "place", "since", "state", "stops", "threads")
+    __slots__ = ("calls", "doom", "late", "name", "page_due", "place", "since", "state", "stops", "threads")
 
     def __init__(self, name: str, threads: int, now: float, place: int = 0) -> None:
         self.name, self.threads, self.since, self.place = name, threads, now, place
         self.state = "starting"
         self.calls: OrderedDict[str, NodeCall] = OrderedDict()
-        self.look_at: float | None = None
+        self.page_due: float | None = None
         self.late = False  # it was not ready in time, and is killed
         self.doom = ""  # why it is killed, if that is no fault of the calls that run in it
         self.stops: set[str] = set()  # calls that may cost the process

@@ -62,10 +62,10 @@ class Stopped(BaseException):
 
 
 class RunnerCall:
-    __slots__ = ("about", "buffers", "enter", "id", "inputs", "interrupted", "output", "state", "thread")
+    __slots__ = ("buffers", "enter", "header", "id", "inputs", "interrupted", "output", "state", "thread")
 
-    def __init__(self, call_id: str, about: Header, buffers: list[Any]) -> None:
-        self.id, self.about, self.buffers = call_id, about, buffers
+    def __init__(self, call_id: str, header: Header, buffers: list[Any]) -> None:
+        self.id, self.header, self.buffers = call_id, header, buffers
         self.state = "waiting"
         self.inputs: dict[str, Consumer] = {}
         self.output: Producer | None = None
@@ -93,17 +93,17 @@ class Bodies:
             if call.state == "stopping":
                 raise Stopped
             if result is not None and isinstance(result, _STREAMS):
-                if "keep" in call.about:
+                if "keep" in call.header:
                     from skyward.api.ref import not_kept  # most pools need none
 
-                    raise TypeError(not_kept(call.about["name"]))
+                    raise TypeError(not_kept(call.header["name"]))
                 self._send(RunnerToAgent.Streaming(call.id))
                 self._stream(call, cast("Generator[Any, None, None]", result))
                 if call.state == "stopping":
                     raise Stopped
                 return partial(Returned)
             if type(result).__module__ == "skyward.api.compute":
-                _tell_of_call(call.about["name"], result)
+                _tell_of_call(call.header["name"], result)
             return self.packed_result(call, result)
         except Stopped as exc:
             _tell_of_failure(exc)
@@ -139,20 +139,20 @@ class Bodies:
                 self.decorators.append(decorate)
 
     def _call(self, call: RunnerCall) -> Any:
-        about = call.about
-        if "log" in about:
-            logs.apply(about["log"])
+        header = call.header
+        if "log" in header:
+            logs.apply(header["log"])
         try:
-            buffers = _mapped(call.buffers, about["blobs"]) if "blobs" in about else call.buffers
+            buffers = _mapped(call.buffers, header["blobs"]) if "blobs" in header else call.buffers
         except FileNotFoundError as exc:
-            raise FilesLost(f"an argument of {about['name']}", str(exc.filename)) from None
-        split, end = about["split"], len(buffers)
-        if "refs" in about:
+            raise FilesLost(f"an argument of {header['name']}", str(exc.filename)) from None
+        split, end = header["split"], len(buffers)
+        if "refs" in header:
             from skyward.transport import refs  # most pools need none
 
-            refs.install(about["refs"], buffers)
-            end = min(start for start, _ in about["refs"].values())
-        fn = self._function(about["fn"], buffers[:split])
+            refs.install(header["refs"], buffers)
+            end = min(start for start, _ in header["refs"].values())
+        fn = self._function(header["fn"], buffers[:split])
         args, kwargs = unpack(buffers[split], buffers[split + 1 : end])
         for key, stream in call.inputs.items():
             if key.isdigit():
@@ -189,35 +189,35 @@ class Bodies:
         return fn
 
     def packed_result(self, call: RunnerCall, result: Any) -> Ending:
-        if (key := call.about.get("keep")) is not None:
+        if (key := call.header.get("keep")) is not None:
             return self._kept_result(call, key, result)
         try:
             pieces, moved, _ = self._packed(call, result, "result", self._settings["max_result"])
         except NotSerializable as exc:
-            text = f"{call.about['name']} ran, but its result cannot be sent back: {exc}"
+            text = f"{call.header['name']} ran, but its result cannot be sent back: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
-        failed = result[1] if "each" in call.about and result[1] else None
+        failed = result[1] if "each" in call.header and result[1] else None
         return partial(Returned, blobs=moved or NO_BLOBS, failed=failed, buffers=pieces)
 
     def _kept_result(self, call: RunnerCall, key: str, result: Any) -> Ending:
         from skyward.transport import refs
 
-        about, directory, made = call.about, self._settings["blobs"], list[blobs.Blob]()
+        header, directory, made = call.header, self._settings["blobs"], list[blobs.Blob]()
         try:
             worded = partial(self._room_for, call, "the result")
-            with Spill(directory, about.get("blobs", {}).values(), worded) as spill:
+            with Spill(directory, header.get("blobs", {}).values(), worded) as spill:
                 head, buffers = self._packer.pack(result, "result")
                 pieces: list[Any] = [head, *buffers]
                 _check_count(pieces, directory)
                 with worded(sum(map(frames.nbytes, pieces))):
                     moved = spill.store(pieces)
-                    names = blobs.kept_names(key, about["attempt"], len(pieces))
+                    names = blobs.kept_names(key, header["attempt"], len(pieces))
                     made += blobs.keep(directory, names, pieces, moved)
             refs.keep(key, result)
             named = {str(index): blob for index, blob in enumerate(made)}
             return partial(Returned, kept=key, blobs=named, buffers=[b""] * len(made))
         except NotSerializable as exc:
-            text = f"{about['name']} ran, but its result cannot be kept: {exc}"
+            text = f"{header['name']} ran, but its result cannot be kept: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
         except BaseException:  # it was stopped in the last moment: nobody will hear of these files
             blobs.remove(path for path, _ in made)
@@ -229,13 +229,13 @@ class Bodies:
         if plain is not None and not plain[1] and len(plain[0]) <= min(limit, blobs.LARGE - 1):
             return [plain[0]], NO_BLOBS, len(plain[0])
         worded = partial(self._room_for, call, f"the {what}")
-        with Spill(self._settings["blobs"], call.about.get("blobs", {}).values(), worded) as spill:
+        with Spill(self._settings["blobs"], call.header.get("blobs", {}).values(), worded) as spill:
             head, buffers = plain or self._packer.pack(value, what)
             pieces: list[Any] = [head, *buffers]
             size = sum(map(frames.nbytes, pieces))
             _check_count(pieces, self._settings["blobs"])
             if size > limit:
-                raise ResultTooLarge(call.about["name"], size, int(limit))
+                raise ResultTooLarge(call.header["name"], size, int(limit))
             with worded(size):
                 moved = spill.store(pieces)
         return pieces, moved, size
@@ -245,7 +245,7 @@ class Bodies:
         try:
             yield
         except OSError as exc:
-            name, node = call.about["name"], self._settings["node"]
+            name, node = call.header["name"], self._settings["node"]
             if exc.errno in blobs.FULL:
                 raise NodeDiskFull(name, node, size, str(exc.strerror), what) from None
             if isinstance(exc, FileNotFoundError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from skyward.node.terms import TermsSlot
 
-__all__ = ["ClientLink", "ClientListener", "hear_link"]
+__all__ = ["ClientLink", "ClientListener", "read_link"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -91,16 +91,16 @@ class ClientLink:
             sock.close()
             return
         self._link.attach(sock, hello["received"])
-        self._selector.register(sock, selectors.EVENT_READ, self.hear)
+        self._selector.register(sock, selectors.EVENT_READ, self.read)
         self._decrypted, self._writing = True, False
 
-    def hear(self, events: int) -> None:
+    def read(self, events: int) -> None:
         link, sock = self._link, self._link.sock
         if sock is None:
             return
         if events & selectors.EVENT_WRITE:
             link.flush()
-        self._decrypted = hear_link(link, self._obey)
+        self._decrypted = read_link(link, self._obey)
         if link.sock is None:
             self._selector.unregister(sock)
 
@@ -133,7 +133,7 @@ class ClientLink:
         if self._link.writing is not self._writing and self._link.sock is not None:
             self._writing = not self._writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
-            self._selector.modify(self._link.sock, events, self.hear)
+            self._selector.modify(self._link.sock, events, self.read)
 
     def _post(self, messages: list[Raw], buffers: Buffers) -> None:
         try:
@@ -154,7 +154,7 @@ class ClientLink:
         self._link.acknowledge()
 
 
-def hear_link(link: Link, obey: Callable[[list[Raw], list[Any]], None]) -> bool:
+def read_link(link: Link, obey: Callable[[list[Raw], list[Any]], None]) -> bool:
     """True if there may be more. An invalid message ends the connection; the rest of the frame is still handled."""
     more, error = False, None
     try:

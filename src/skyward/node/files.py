@@ -44,7 +44,7 @@ class NodeFiles:
             "drop": self._drop,
         }
 
-    def look(self) -> None:
+    def poll(self) -> None:
         while not self._answers.empty():
             request, (answer, buffers) = self._answers.get()
             self._tell(AgentToClient.Files(request, answer, buffers))

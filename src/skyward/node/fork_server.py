@@ -86,7 +86,7 @@ class _ForkServer:
         if not data:
             self._dismiss(agent)
             return
-        self._receiver.hear(json.loads(data), [], agent, fds)
+        self._receiver.receive(json.loads(data), [], agent, fds)
 
     @handles(AgentToForkServer.Spawn)
     def _spawn(self, order: AgentToForkServer.Spawn, agent: socket.socket, fds: list[int]) -> None:

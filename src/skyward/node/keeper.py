@@ -186,7 +186,7 @@ class _Keeper:
                     selector.unregister(0)  # its connection is; the lease says how long we wait for another
                 *lines, received = (received + piece).split(b"\n")
                 for line in lines:
-                    self._receiver.hear(json.loads(line), [])
+                    self._receiver.receive(json.loads(line), [])
             self._reap()
 
     def _wait(self) -> float:

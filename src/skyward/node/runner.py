@@ -91,7 +91,7 @@ class Runner:
         self._joined = os.environ.pop("SKYWARD_JOINER", "") != ""  # then an engine may send SIGTERM to everybody
         self._install_handlers()
         keep_handler_out_of_children()
-        hooks = self._receiver.hear(*next(self._incoming))  # `init`
+        hooks = self._receiver.receive(*next(self._incoming))  # `init`
         helper = threading.Thread(target=self._help, name="skyward-reader", daemon=True)
         helper.start()  # before the hooks: groups are formed with the help of the agent
         self._begin(hooks)
@@ -156,7 +156,7 @@ class Runner:
 
     def _read(self) -> None:
         try:
-            self._receiver.hear(*next(self._incoming))
+            self._receiver.receive(*next(self._incoming))
             return
         except (OSError, StopIteration):
             pass  # the agent is gone; so are we
@@ -206,7 +206,7 @@ class Runner:
 
     def _is_turn(self, broadcast: str) -> bool:
         with self._lock:
-            present = [gang for call in self._calls.calls.values() if (gang := call.about.get("gang"))]
+            present = [gang for call in self._calls.calls.values() if (gang := call.header.get("gang"))]
         return broadcast not in present or present[0] == broadcast
 
     @handles(Recall)
@@ -308,7 +308,7 @@ class Runner:
                 if not self._calls.claim(call):
                     continue  # given back meanwhile
                 self._status.begin(thread, call.id, time.monotonic(), threading.get_native_id())
-            if "timeout" in call.about:
+            if "timeout" in call.header:
                 call.enter = partial(self._enter_function, thread)
             if self._turn.begin():
                 self._wake_helper()
@@ -323,7 +323,7 @@ class Runner:
         self._status.enter(thread, time.monotonic())
 
     def _serve_call(self, call: RunnerCall) -> None:
-        if call.about.get("ahead"):
+        if call.header.get("ahead"):
             self._mark_output(call.id)
         started = time.perf_counter()
         ending = self._run_body(call)
@@ -384,8 +384,8 @@ class Runner:
                 raise_in_thread(threading.get_ident(), None)
 
     def _run_in_context(self, call: RunnerCall) -> Ending:
-        about = call.about
-        with call_context(call.id, about["attempt"], threads=self._threads > 1, broadcast=about.get("gang")):
+        header = call.header
+        with call_context(call.id, header["attempt"], threads=self._threads > 1, broadcast=header.get("gang")):
             try:
                 return self._bodies.run(call)
             finally:

@@ -390,7 +390,7 @@ class Runners:
                 data = b""
             if not data:
                 os._exit(3)  # without a fork server there are no runners; the keeper starts this agent again
-            happened += self._receiver.hear(json.loads(data), [])
+            happened += self._receiver.receive(json.loads(data), [])
 
     @handles(ForkServerToAgent.Forked)
     def _forked(self, message: ForkServerToAgent.Forked) -> list[Event]:
@@ -487,7 +487,7 @@ class Standing:
         if slot.state in ("starting", "failed"):
             return [{**runner, "state": "starting", "seconds": now - slot.since}] if ids is None else []
         found: list[Body] = [
-            {**runner, "state": call.state, "call": call.id, "name": call.about["name"], "seconds": now - call.began}
+            {**runner, "state": call.state, "call": call.id, "name": call.header["name"], "seconds": now - call.began}
             for call in slot.calls.values()
             if call.began is not None and (ids is None or call.id in ids)
         ]

@@ -86,8 +86,8 @@ class _FailedCalls:
         if self._closed or call.node is None:
             return
         size = sum(map(nbytes, call.pieces)) + sum(size for _, size in call.uploads.values())
-        about = {key: value for key, value in call.about.items() if key not in _LEFT_OUT}
-        files = {index: os.path.basename(str(at)) for index, (at, _) in call.about.get("blobs", {}).items()}
+        about = {key: value for key, value in call.header.items() if key not in _LEFT_OUT}
+        files = {index: os.path.basename(str(at)) for index, (at, _) in call.header.get("blobs", {}).items()}
         made = replace(self._facts(end, self._refusal(call, size)), size=size, about=about, files=files)
         if made.refused:
             self._waiting.append((_refused(made), (), {}))

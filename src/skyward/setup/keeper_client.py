@@ -145,7 +145,7 @@ class KeeperClient:
         if message is None:
             raise self._failure()
         try:
-            self._receiver.hear(message, [])
+            self._receiver.receive(message, [])
         except Malformed as exc:
             text = f"what answers on {self.shell.name} is not a keeper of ours: {exc}."
             raise BootstrapError("keeper", text) from exc

@@ -149,7 +149,7 @@ class Receiver:
             raise TypeError(f"nothing handles the messages {', '.join(missing)} of {link.__name__}")
         self._kinds = found
 
-    def hear(self, message: Raw, buffers: Buffers, *context: Any) -> Any:
+    def receive(self, message: Raw, buffers: Buffers, *context: Any) -> Any:
         """Raises Malformed if the message is none of this link."""
         entry = self._kinds.get(message[0])
         if entry is None:
@@ -157,12 +157,12 @@ class Receiver:
         decode, method = entry
         return method(decode(message, buffers), *context)
 
-    def hear_all(self, messages: list[Raw], buffers: list[Any], *context: Any) -> None:
+    def receive_all(self, messages: list[Raw], buffers: list[Any], *context: Any) -> None:
         """Handles the messages of a frame; one that raises does not stop the others."""
         error: Exception | None = None
         for message, its_buffers in split(messages, buffers):
             try:
-                self.hear(message, its_buffers, *context)
+                self.receive(message, its_buffers, *context)
             except Exception as exc:  # raised when all have been heard
                 error = error or exc
         if error is not None:

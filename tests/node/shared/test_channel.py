@@ -25,7 +25,7 @@ class Server:
     def _hear(self, message: list[Any], _: list[Any]) -> None:
         self.heard.append(message[0])
         if message[0] == "ask":
-            self.channel.hear(["answer", message[1], self.epoch, self.code, None, 0], [])
+            self.channel.receive(["answer", message[1], self.epoch, self.code, None, 0], [])
 
 
 def test_a_process_says_who_it_is_before_its_first_question_only() -> None:
@@ -84,7 +84,7 @@ def test_what_comes_for_somebody_who_has_given_up_goes_back(
 ) -> None:
     with pytest.raises(SharedTimeout):
         silent.channel.ask(kind, "x", operation, [], timeout=0)
-    silent.channel.hear(["answer", silent.heard[0][0][1], "e", "", answer, len(values)], values)
+    silent.channel.receive(["answer", silent.heard[0][0][1], "e", "", answer, len(values)], values)
     message, brought = silent.heard[-1]
     assert (message[5], message[6], brought) == expected
 

@@ -27,7 +27,7 @@ def test_what_node_0_cannot_read_is_given_up_in_the_end_and_those_who_wait_are_t
         for piece in encode({"incarnation": "x", "session": hello["session"], "received": 0, "unread": unread}):
             far.sendall(piece)
         assert woken.wait(30)
-        uplink.look()
+        uplink.poll()
         far.settimeout(30)
         assert (far.recv(1) == b"") is bool(unread)
         assert ["cannot read what they send" in text for text in lost] == [True] * bool(unread)

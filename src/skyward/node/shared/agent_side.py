@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from skyward.node.client_link import ClientLink, hear_link
+from skyward.node.client_link import ClientLink, read_link
 from skyward.node.protocol import ClientToAgent, RunnerShare, Share
 from skyward.node.runners import RunnerProcess
 from skyward.node.settings import checked_greeting
@@ -82,9 +82,9 @@ class Shared:
         else:
             self._server().admit(sock)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._up is not None:
-            self._up.look()
+            self._up.poll()
 
     def pending(self) -> bool:
         """Whether a link may have buffered data that the selector does not show."""
@@ -93,7 +93,7 @@ class Shared:
         links: list[Any] = [self._up, *(link for link, _ in self._peers.values())]
         more = [link for link in links if link is not None and link.pending()]
         for link in more:
-            link.hear(0)
+            link.read(0)
         return bool(more)
 
     def ended(self, runner: str) -> None:
@@ -127,7 +127,7 @@ class Shared:
             raise Malformed(f"node {node} asks for {asker[:80]!r}, which is not one of its processes")
         if self._node == 0:
             route = self._to_client if node is None else self._to_peer
-            self._server().hear(asker, share.message, share.buffers, partial(route, asker))
+            self._server().receive(asker, share.message, share.buffers, partial(route, asker))
         elif self._passing is not None:
             self._passing.down(asker, share.message, share.buffers)
 
@@ -154,7 +154,7 @@ class Shared:
     def _asked_by_runner(self, share: RunnerShare, runner: RunnerProcess) -> None:
         asker = self._asker(runner.name)
         if self._node == 0:
-            self._server().hear(asker, share.message, share.buffers, partial(self._to_runner, runner.name))
+            self._server().receive(asker, share.message, share.buffers, partial(self._to_runner, runner.name))
         else:
             self._relay().up(asker, share.message, share.buffers)
 
@@ -189,7 +189,7 @@ class Shared:
         node: int = hello["share"]
         if node not in self._peers:
             self._count += 1
-            hear = Receiver(AgentToHead, self).hear_all
+            hear = Receiver(AgentToHead, self).receive_all
             link = _PeerLink(
                 self._selector,
                 {},
@@ -248,7 +248,7 @@ class Shared:
                 self._clock,
                 self._wake,
                 self._dial_head,
-                Receiver(HeadToAgent, _Down(relay)).hear_all,
+                Receiver(HeadToAgent, _Down(relay)).receive_all,
                 lambda why: relay.lost(why, direct=True),
             )
         self._up.post(message)
@@ -260,8 +260,8 @@ class Shared:
 
 
 class _PeerLink(ClientLink):
-    def hear(self, events: int) -> None:
-        super().hear(events)
+    def read(self, events: int) -> None:
+        super().read(events)
         self.flush()
 
 
@@ -390,7 +390,7 @@ class Uplink:
         self._session, self._incarnation, self._link = os.urandom(8).hex(), "", Link(self._clock)
         self._lost(why)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         while not self._found.empty():
             found = self._found.get()
             self._connecting = False
@@ -408,13 +408,13 @@ class Uplink:
         unread, self._unread = self._unread, False
         return unread
 
-    def hear(self, events: int = 0) -> None:
+    def read(self, events: int = 0) -> None:
         link, sock = self._link, self._link.sock
         if sock is None:
             return
         if events & selectors.EVENT_WRITE:
             link.flush()
-        self._unread = hear_link(link, self._obey)
+        self._unread = read_link(link, self._obey)
         if link is self._link:
             if link.sock is not None:
                 self._watch()
@@ -446,7 +446,7 @@ class Uplink:
             self._link = Link(self._clock)
         self._incarnation = answer["incarnation"]
         self._link.attach(sock, 0 if restarted else answer["received"])
-        self._selector.register(sock, selectors.EVENT_READ, self.hear)
+        self._selector.register(sock, selectors.EVENT_READ, self.read)
         self._unread, self._writing = True, False
         if restarted:
             self._lost(
@@ -459,7 +459,7 @@ class Uplink:
         if self._link.writing is not self._writing and self._link.sock is not None:
             self._writing = not self._writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
-            self._selector.modify(self._link.sock, events, self.hear)
+            self._selector.modify(self._link.sock, events, self.read)
 
     def _connect(self, pause: float) -> None:
         self._connecting = True

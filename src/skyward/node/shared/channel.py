@@ -91,7 +91,7 @@ class Channel:
         self._closed = ""
         self.held: dict[str, tuple[int, str | None]] = {}
         receiver = Receiver(ServerToAsker, self)
-        self.hear, self.hear_all = receiver.hear, receiver.hear_all
+        self.receive, self.receive_all = receiver.receive, receiver.receive_all
 
     def ask(
         self,

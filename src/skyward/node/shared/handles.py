@@ -15,6 +15,7 @@ from skyward.node.shared.protocol import COUNTER_END, joined_keys, read_key, spl
 __all__ = [
     "Asker",
     "Collection",
+    "GroupState",
     "Handle",
     "Refused",
     "Reply",
@@ -26,7 +27,6 @@ __all__ = [
     "SharedLock",
     "SharedQueue",
     "SharedSet",
-    "Surroundings",
     "done",
     "seconds",
 ]
@@ -326,7 +326,7 @@ class Request:
 
 
 @dataclass
-class Surroundings:
+class GroupState:
     ranks: int = 1
     losses: dict[int, tuple[float, str]] = field(default_factory=dict[int, tuple[float, str]])
 
@@ -379,8 +379,8 @@ class Collection:
             if isinstance(each, FunctionType) and each in _OPERATIONS
         }
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        self.name, self.around = name, around
+    def __init__(self, name: str, group: GroupState) -> None:
+        self.name, self.group = name, group
         self.size = 0
         self.waiting: deque[Request] = deque()
 

@@ -107,7 +107,7 @@ class RunnerShared:
 
     @handles(RunnerShare)
     def _answered(self, share: RunnerShare) -> None:
-        self.channel().hear(share.message, share.buffers)
+        self.channel().receive(share.message, share.buffers)
 
     # over a connection of its own
 
@@ -157,7 +157,7 @@ class RunnerShared:
             while alive:
                 got, alive = reader.read(sock.recv_into)
                 for messages, buffers in got:
-                    channel.hear_all(messages, buffers)
+                    channel.receive_all(messages, buffers)
         except OSError:
             pass
         except Exception as exc:  # what no server of ours sends; nobody would hear anything any more

@@ -45,9 +45,9 @@ class Server:
         self._unsent: dict[str, _Direct] = {}
         self._directs = 0
         self._due: tuple[float, int] | None = None
-        self._receive = Receiver(AskerToServer, self).hear
+        self._receive = Receiver(AskerToServer, self).receive
 
-    def hear(self, asker: str, message: Raw, buffers: Buffers, route: Route) -> None:
+    def receive(self, asker: str, message: Raw, buffers: Buffers, route: Route) -> None:
         """Replies go by `route`."""
         if asker not in self._routes:
             self._routes[asker] = route
@@ -80,7 +80,7 @@ class Server:
     @handles(AskerToServer.Open)
     def _opened(self, message: AskerToServer.Open, asker: str) -> None:
         info, rank = self._info(), message.rank
-        self._state.around.ranks = info.world_size
+        self._state.group.ranks = info.world_size
         self._state.open(asker, message.label, rank if rank is not None and _may_be(asker, rank, info) else None)
 
     @handles(AskerToServer.Ask)

@@ -16,10 +16,10 @@ from typing import Any
 from skyward.node.shared.handles import (
     Asker,
     Collection,
+    GroupState,
     Refused,
     Reply,
     Request,
-    Surroundings,
     done,
     operation,
     seconds,
@@ -43,8 +43,8 @@ class Dict(Collection):
 
     kind = "dict"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._items: dict[str, tuple[int, bytes]] = {}
         self._count = 0
 
@@ -133,8 +133,8 @@ class Dict(Collection):
 class Set(Collection):
     kind = "set"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._members: dict[str, None] = {}
 
     @operation("add")
@@ -188,8 +188,8 @@ class Set(Collection):
 class Counter(Collection):
     kind = "counter"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._value = 0
 
     @operation("add")
@@ -215,8 +215,8 @@ class Queue(Collection):
 
     kind = "queue"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._values: deque[bytes] = deque()
         self._limit: int | None = None  # 0: none; None: nobody has said
 
@@ -300,8 +300,8 @@ class Lock(Collection):
 
     kind = "lock"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._holder: Request | None = None
         self._token = 0
         self._since = 0.0
@@ -361,8 +361,8 @@ class Barrier(Collection):
 
     kind = "barrier"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._parties: int | None = None  # None: all ranks
         self._known = False
         self._ranks: set[int] = set()  # which have ever come
@@ -377,7 +377,7 @@ class Barrier(Collection):
             other = "all ranks" if self._parties is None else f"{self._parties} parties"
             raise Refused("argument", f"{self} is one of {other} already; use another name for another number.")
         self._parties, self._known = parties, True
-        for rank, (when, why) in self.around.losses.items():
+        for rank, (when, why) in self.group.losses.items():
             if self._expects(rank) and when > request.since - age:
                 return [self._broken(request, f"{why} since this call began", rank)]
         if request.asker.rank is not None:
@@ -406,7 +406,7 @@ class Barrier(Collection):
 
     @property
     def _needed(self) -> int:
-        return self.around.ranks if self._parties is None else self._parties
+        return self.group.ranks if self._parties is None else self._parties
 
     def _expects(self, rank: int) -> bool:
         return self._parties is None or rank in self._ranks
@@ -431,8 +431,8 @@ class Barrier(Collection):
 class Event(Collection):
     kind = "event"
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._set = False
 
     @operation("set")
@@ -468,8 +468,8 @@ class Meeting(Collection):
     kind = "meeting"
     lasting = False
 
-    def __init__(self, name: str, around: Surroundings) -> None:
-        super().__init__(name, around)
+    def __init__(self, name: str, group: GroupState) -> None:
+        super().__init__(name, group)
         self._came: set[int] = set()
 
     @operation("join")
@@ -481,7 +481,7 @@ class Meeting(Collection):
             raise Refused("argument", f"{self} takes one process for each rank of the pool, and {who}.")
         self._came.add(rank)
         self.waiting.append(request)
-        if len(self.waiting) < self.around.ranks:
+        if len(self.waiting) < self.group.ranks:
             return []
         arrived, self.waiting = self.waiting, deque()
         value = next(each.arguments[0] for each in arrived if each.asker.rank == 0)
@@ -490,8 +490,8 @@ class Meeting(Collection):
     def late(self, request: Request) -> tuple[list[int], list[Reply]]:
         self.waiting.remove(request)
         here = {request.asker.rank, *(each.asker.rank for each in self.waiting)}
-        never = [rank for rank in range(self.around.ranks) if rank not in self._came]
-        return never or [rank for rank in range(self.around.ranks) if rank not in here], []
+        never = [rank for rank in range(self.group.ranks) if rank not in self._came]
+        return never or [rank for rank in range(self.group.ranks) if rank not in here], []
 
 
 def listed(labels: Iterable[str]) -> str:
@@ -515,7 +515,7 @@ class SharedState:
     def __init__(self, epoch: str, ranks: int = 1) -> None:
         self.epoch = epoch
         """A new epoch means that all data was lost."""
-        self.around = Surroundings(ranks)
+        self.group = GroupState(ranks)
         self._askers: dict[str, Asker] = {}
         self._collections: dict[str, Collection] = {}
         self._waiting: dict[tuple[str, int], tuple[Collection, Request]] = {}
@@ -590,15 +590,15 @@ class SharedState:
         for collection in list(self._collections.values()):
             answers += self._answers(collection.gone(known, now))
         if known.rank is not None:
-            self.around.losses.pop(known.rank, None)
+            self.group.losses.pop(known.rank, None)
             answers += self.lost(known.rank, f"{known.label} is lost: {why}", now)
         return [answer for answer in answers if answer[0] != asker]
 
     def lost(self, rank: int, why: str, now: float) -> list[Answer]:
-        before = self.around.losses.get(rank)
+        before = self.group.losses.get(rank)
         if before is not None and now - before[0] < _REPEATED:
             return []  # it was told by the process's own end
-        self.around.losses[rank] = now, why
+        self.group.losses[rank] = now, why
         answers: list[Answer] = []
         for collection in list(self._collections.values()):
             answers += self._answers(collection.lost(rank, why))
@@ -634,7 +634,7 @@ class SharedState:
             )
         found = self._collections.get(name)
         if found is None:
-            found = self._collections[name] = KINDS[kind](name, self.around)
+            found = self._collections[name] = KINDS[kind](name, self.group)
         elif found.kind != kind:
             raise Refused(
                 "argument", f"'{name}' is a {found.kind} in this pool, not a {kind}; use another name for the {kind}."

@@ -299,7 +299,7 @@ class Arrivals:
         self._highest = -1
         self._left_open: list[int] = []
         receiver = Receiver(JoinerToClient, self)
-        self._control = Control(lambda member, message: receiver.hear(message, [], member))
+        self._control = Control(lambda member, message: receiver.receive(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
         self._addresses: list[tuple[str, int]] = []
         self._hint = hint
