@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, ClassVar, Optional
 
 import pytest
 
@@ -148,6 +148,15 @@ def test_dataclasses_of_all_kinds_are_sent_once(pool: sky.ComputePool, kind: str
     sent = pool._sender.packing._packer._classes
     assert sent is not None
     assert sent._known[Made] is not None
+
+
+def test_annotations_that_are_no_texts_are_known(pool: sky.ComputePool) -> None:
+    fields: list[Any] = [("x", Optional[int]), ("y", int | None), ("z", list[float]), ("n", ClassVar[int], 3)]  # noqa: UP045
+    made: Any = make_dataclass("Made", fields, namespace={"__module__": __name__})
+    assert ask(made(1, None, [2.0]), "it.z, it.n") >> pool == ([2.0], 3)
+    sent = pool._sender.packing._packer._classes
+    assert sent is not None
+    assert sent._known[made] is not None
 
 
 def test_a_class_with_a_part_that_may_change_unseen_is_sent_every_time(pool: sky.ComputePool) -> None:

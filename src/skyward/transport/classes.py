@@ -41,7 +41,7 @@ _FIXED: frozenset[Any] = frozenset(
     {
         *(int, float, str, bytes, bool, complex, range, type(None), EllipsisType),
         *(CodeType, ModuleType, BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType),
-        *map(_type, (dataclasses.MISSING, _dataclasses._FIELD)),
+        *map(_type, (dataclasses.MISSING, _dataclasses._FIELD, typing.ClassVar)),
         *(_dataclasses._HAS_DEFAULT_FACTORY_CLASS, _dataclasses._DataclassParams),
     }
 )
@@ -155,5 +155,5 @@ def _is_followed(part: Any, cls: type) -> bool:
     if isinstance(part, BuiltinFunctionType):
         return part.__self__ is None or isinstance(part.__self__, ModuleType)
     if isinstance(part, type | ModuleType):
-        return part is cls or _is_by_name(part)
+        return part is cls or part is type(None) or _is_by_name(part)
     return _type(part) in _FOLLOWED
