@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -91,6 +92,19 @@ def test_a_server_that_is_away_while_a_pool_closes_is_waited_for(server: FakeSer
     server.fail("DELETE", "/jobs", 503, times=2)
     lease.close(reports.append)
     assert "the cluster does not answer; the Job has to be deleted. It is asked again" in "\n".join(reports)
+    assert server.objects == {}
+
+
+def test_the_first_program_to_run_with_a_cluster_opens_a_pool_and_reports(
+    server: FakeServer, tmp_path: Path, client_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYWARD_CACHE", str(client_cache))
+    check = Path(__file__).parents[3] / "examples" / "kubernetes_check.py"
+    argv = [sys.executable, str(check), "--nodes", "1"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "opened 1 pods" in done.stdout
+    assert "is deleted" in done.stdout
     assert server.objects == {}
 
 

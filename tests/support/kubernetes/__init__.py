@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 __all__ = ["VERSIONS", "documents", "problems"]
 
-VERSIONS = ("1.27", "1.37")
-"""The oldest and the newest whose schemas are here."""
+VERSIONS = ("1.27", "1.29", "1.37")
+"""The oldest, the first whose Jobs count failures of each node, and the newest."""
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from aiohttp import WSMsgType, web
 
 __all__ = ["FakeServer"]
 
+_MOUNTED = "/etc/skyward"
 _VERBS = ["create", "get", "list", "patch", "delete", "watch"]
 _KINDS = {
     "v1": {"pods": "Pod", "secrets": "Secret", "events": "Event", "nodes": "Node"},
@@ -41,6 +42,7 @@ class FakeServer:
 
     def __init__(self, directory: Path) -> None:
         self.config = directory / "kubeconfig"
+        self._files = directory / "files"
         self.requests: list[str] = []
         """Methods and paths, in order."""
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
@@ -151,6 +153,9 @@ class FakeServer:
         name = item["metadata"]["name"]
         if (plural, name) in self.objects:
             return _refused(409, f'{plural} "{name}" already exists')
+        for file, content in item.get("stringData", {}).items():
+            self._files.mkdir(exist_ok=True)
+            (self._files / file).write_text(content)
         self._count += 1
         item["metadata"] |= {"uid": f"uid-{self._count}", "namespace": "default"}
         item |= {"apiVersion": version, "kind": kind}
@@ -184,7 +189,8 @@ class FakeServer:
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=["v5.channel.k8s.io"], max_msg_size=0)
         await socket.prepare(request)
-        process = await asyncio.create_subprocess_exec(*request.query.getall("command"), stdin=-1, stdout=-1, stderr=-1)
+        words = [word.replace(_MOUNTED, str(self._files)) for word in request.query.getall("command")]
+        process = await asyncio.create_subprocess_exec(*words, stdin=-1, stdout=-1, stderr=-1)
         assert process.stdin is not None
         left, self.cut = self.cut, None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["trimmed"]
 
-_VERSIONS = ("1.27", "1.37")
+_VERSIONS = ("1.27", "1.29", "1.37")
 _FILE = "kubernetes_validate/kubernetes-json-schema/v{}.0-local-strict/_definitions.json"
 _KINDS = {
     "batch/v1 Job": "io.k8s.api.batch.v1.Job",
