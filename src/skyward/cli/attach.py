@@ -63,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def follow(found: Run, pieces: Iterable[bytes], seen: int | None = None) -> None:
-    """Prints output; of what begins at the byte `seen`, remembers how much was printed."""
     for piece in pieces:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()

@@ -153,7 +153,6 @@ def _leftovers(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _kubernetes() -> Iterator[Finding]:
-    """What `sky.Kubernetes()` would meet; creates nothing."""
     from skyward.api.spec import Spec
     from skyward.errors import SkywardError
     from skyward.providers.kubernetes.provider import Kubernetes, may_execute, minor_version

@@ -119,7 +119,6 @@ class Parser(argparse.ArgumentParser):
         self.error(f"there is no option {words[0]}{_meant(words[0], _TOP)}{self._list()}")
 
     def error(self, message: str) -> NoReturn:
-        """Exits with status 2 and one line; the usage text would not help."""
         self.exit(2, f"{self.prog}: {message}\n")
 
     def _list(self) -> str:
@@ -127,8 +126,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Command(argparse.ArgumentParser):
-    """Shows the program name by which it was started."""
-
     def format_usage(self) -> str:
         return self._renamed(super().format_usage())
 

@@ -175,7 +175,7 @@ def _age(seconds: float | None) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One pool. None means unknown; times in seconds or seconds since 1970, money in dollars."""
+    """Times in seconds or seconds since 1970; None means unknown."""
 
     pool: str
     state: str
@@ -215,7 +215,7 @@ def merged(
     found: Sequence[Found],
     now: float,
 ) -> list[Row]:
-    """One row per pool: open ones, then leftovers. `recorded` are histories of pools that do not answer."""
+    """`recorded` are histories of pools that do not answer."""
     rows = [_told(each) for each in told]
     known = [(row.pool, row.pid) for row in rows]
     stuck = [each.pid for each in silent]
@@ -264,7 +264,7 @@ def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
 
 
 def _same(row: Row, item: Found) -> bool:
-    """Matches a finding with an open pool; one that is opening does not know its machines' name."""
+    """A pool that is opening does not know its machines' name."""
     if row.machines:
         return row.machines == item.pool
     opening = item.pool.rpartition("-")[0] == row.pool and item.condition == "in use"

@@ -88,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
-    """Submits the program: with the pool of `sky run`, or with the one that it opens itself."""
     from skyward.cli.plan import run_program
     from skyward.errors import InvalidArgument
     from skyward.pool.detached import Program, submit
@@ -142,7 +141,6 @@ def _option(name: str, given: Any) -> list[str]:
 
 
 def own_pool_line(source: bytes) -> int | None:
-    """The line where a program creates its own pool; None if there is none."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
