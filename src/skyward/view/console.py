@@ -1,10 +1,8 @@
-"""The console of a pool: a listener of its events that draws on a terminal or in a notebook, or writes plain lines.
+"""Listens to a pool's events: draws on a terminal or in a notebook, or writes plain lines.
 
-    events ──► Console ──► Overview (what one pool is doing)
-                  ├─lines──► Feed (bounded) ──thread──► Terminal, or plain streams
-                  └────────► Cells (HTML in a notebook)
-
-Prints of the script go to the same Feed while a terminal is drawn on.
+events ──► Console ──► Overview (what one pool is doing)
+              ├─lines──► Feed (bounded) ──thread──► Terminal, or plain streams
+              └────────► Cells (HTML in a notebook)
 """
 
 from __future__ import annotations
@@ -68,8 +66,6 @@ class _Display:
 
 
 class Cells:
-    """Shows the progress of one pool. Not thread-safe."""
-
     def __init__(self, show: Publish = _publish, cell: Callable[[], object] = _current_cell) -> None:
         self._show, self._cell = show, cell
         self._opening: _Display | None = None
@@ -82,7 +78,7 @@ class Cells:
         self._at_once, self._counted = _AT_ONCE, 0.0  # how many more may be shown at once, and when that was counted
 
     def hear(self, event: on.Event, sentence: str | None, now: float) -> bool:
-        """Shows what the event says; False if a sentence about it is still to be written."""
+        """False if a sentence about the event is still to be written."""
         changed = self._state.apply(event, now)
         match event:
             case on.PoolOpening():
@@ -179,7 +175,7 @@ class Cells:
         return {(call.node, call.rank) for call in self._state.calls.values()}
 
     def _allowed(self, now: float) -> bool:
-        """Limits last states of bodies: very many short ones would flood the notebook."""
+        """Very many short bodies would flood the notebook."""
         self._at_once = min(_AT_ONCE, self._at_once + (now - self._counted) / _EVERY)
         self._counted = now
         self._at_once -= self._at_once >= 1
@@ -213,9 +209,7 @@ _terminal: Terminal | None = None
 
 
 def attach(mode: bool | str = "auto", *, file: TextIO | None = None, recorded: bool = False) -> Console:
-    """A console to be called with every event of one pool, until its `close()`. With `recorded`, things happen at the
-    events' own times.
-    """
+    """With `recorded`, things happen at the events' own times."""
     global _terminal
     how = "auto" if mode is True else "silent" if mode is False else mode
     if how not in _MODES:

@@ -1,4 +1,4 @@
-"""What one pool is doing, as its events tell: sentences for the user, and rows of the live view."""
+"""What one pool is doing: sentences for the user, and rows of the live view."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recent:
         return ", ".join(f"{name} {count / _SPAN:,.3g}/s" for name, count in busy)
 
     def busy(self, now: float, running: Iterable[float], slots: int, since: float) -> float:
-        """The share of its slots' time that a node has worked, in the last two seconds."""
+        """The share of its slots' time that a node has worked in the last two seconds."""
         self._forget(now)
         span = min(_SPAN, max(now - since, 0.1))
         ended = sum(max(0.0, min(seconds, span - (now - at))) for at, seconds in self._long)
@@ -152,8 +152,6 @@ def _calls(node: NodeState, ranked: bool, now: float) -> str:
 
 
 class Overview:
-    """Follows the events of one pool. Not thread-safe."""
-
     def __init__(self, *, live: bool) -> None:
         self.live = live  # the view shows much of what is a sentence elsewhere
         self.state = PoolState()
@@ -313,9 +311,7 @@ _GB = 1 << 30
 
 
 def gpu_cell(gpus: Sequence[GpuSample]) -> str:
-    """Such as "GPU 87% 61/141GB 64° 512W" or "8 GPU ▇▇▅▁▇▇▇▇ 77% 402/640GB 71° 3.2kW": mean use, summed memory (GiB)
-    and power, the hottest temperature; n/a for a use that the driver does not report.
-    """
+    """Such as "8 GPU ▇▇▅▁▇▇▇▇ 77% 402/640GB 71° 3.2kW": mean use, total memory (GiB) and power, hottest."""
     used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
     parts = ["GPU"] if len(gpus) == 1 else [f"{len(gpus)} GPU"]
     if 1 < len(gpus) <= _MOST_BARS and used:

@@ -1,8 +1,7 @@
-"""Writing for a person: lines that wait in a bounded feed, a terminal with a view below them, tables that fit it.
+"""Writing for a person: a bounded feed of lines, a terminal with a view below them, tables that fit it.
 
-The cursor stays on a free line above the view and keeps its column: so "erase below" removes the view, and what others
-write there stays. rich's Live wraps long lines, holds unfinished ones back, and is too slow for 20,000 lines per
-second.
+The cursor stays on a free line above the view: "erase below" removes the view and leaves what others wrote.
+rich's Live wraps long lines, and is too slow for 20,000 lines per second.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, TextIO, cast
 __all__ = ["Cell", "Feed", "Terminal", "clean", "coloured", "is_terminal", "plain", "styled", "table"]
 
 Line = tuple[str, str]
-"""Where it goes ("stdout", "stderr", or "print" for the script's own), and the text with its line end."""
+"""Stream ("stdout", "stderr", or "print" for the script's own), and text with its line end."""
 
 Cell = tuple[str, str]
 
@@ -109,7 +108,7 @@ def table(rows: list[list[Cell]], width: int) -> list[str]:
 
 
 class Feed:
-    """A bounded queue of lines, written in batches by a thread of its own."""
+    """Writes lines in batches, in its own thread."""
 
     def __init__(self, sink: Callable[[list[Line]], None], *, tick: float | None = None) -> None:
         self.broken = False
@@ -169,7 +168,6 @@ class Feed:
                     return
 
     def close(self) -> None:
-        """Waits until everything is written; gives up when nothing moves for a while."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -207,7 +205,7 @@ class Feed:
 
 
 class Terminal:
-    """A terminal with a view, made of the rows that `rows(width)` gives, below all that is written."""
+    """Draws `rows(width)` below all that is written."""
 
     def __init__(self, out: TextIO, rows: Callable[[int], list[list[Cell]]]) -> None:
         self.out = out
@@ -231,7 +229,7 @@ class Terminal:
             self.abandon()
 
     def abandon(self) -> None:
-        """Gives the script its streams back, in a fork, which has no writing thread."""
+        """For a fork, which has no writing thread."""
         self._open = False
         self._swap(self._proxies, self._streams)
 

@@ -1,4 +1,4 @@
-"""What the page shows, computed from a pool's history as it grows; answers are small however long the history is."""
+"""What the page shows, computed from a pool's history as it grows."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ class Timeline:
         self._forget(call)
 
     def blocks(self, start: float, end: float, tick: float, now: float) -> list[Block]:
-        """What is to be seen between two times, in blocks that last at least about a `tick`: [row, start, end, how many
-        calls, outcome, name, id of the call if it is one, how many failed].
-        """
+        """Blocks of at least about a `tick`: [row, start, end, calls, outcome, name, id if one call, failed]."""
         level = math.ceil(math.log2(tick))
         span = _TILE * 2.0**level
         first = math.floor(start / span)
@@ -168,9 +166,7 @@ class PageCalls:
     def search(
         self, text: str = "", node: int | None = None, outcome: str = "", before: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Calls whose name, arguments or error have `text`, the newest first. A broadcast is one row unless more is
-        requested.
-        """
+        """Newest first. A broadcast is one row unless more is requested."""
         found, wanted = list[dict[str, Any]](), text.lower()
         whole = not (wanted or outcome or node is not None)
         last = len(self.all) if before is None else max(0, min(before, len(self.all)))
@@ -265,7 +261,7 @@ class Curve:
 
 
 def thinned(found: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points: of each stretch the one that differs most from the one before."""
+    """From each stretch, the point that differs most from the one before."""
     most = max(3, most)
     if len(found) <= most:
         return [_short(point) for point in found]
@@ -384,9 +380,7 @@ class PageModel:
     def lanes(
         self, start: float, end: float, width: int, now: float, first: int = 0, last: int | None = None
     ) -> dict[str, Any]:
-        """The calls of a window of time, node by node, as `Timeline.blocks` with times counted from `start`. Only
-        places from `first` to before `last` have blocks.
-        """
+        """`Timeline.blocks` of nodes from `first` to before `last`, with times counted from `start`."""
         tick = max(1e-6, _NARROWEST * (end - start) / max(1, width))
         over = self.state in ("closed", "killed")
         until = self.last if over else now
@@ -492,7 +486,6 @@ class PageModel:
                 known.memory.add(event.time, gpu.memory_used)
 
     def _follow(self, call: Attempt) -> None:
-        """A call that never began is counted, and has no row."""
         if call.node < 0:
             return
         time = self._node(call.node).time
@@ -634,7 +627,7 @@ Key = tuple[str, int, int | None, str | None]
 
 
 class Reports:
-    """Curves by name, node, rank and call; the oldest calls go when there are too many."""
+    """Curves by name, node, rank and call; the oldest calls are dropped when there are too many."""
 
     def __init__(self) -> None:
         self._curves: dict[Key, Curve] = {}

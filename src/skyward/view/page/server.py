@@ -1,9 +1,7 @@
-"""Serves the page on loopback: a shell without data for everybody, data for whoever has the key.
+"""Serves the page on loopback: the shell for everybody, data only with the key.
 
-    http://127.0.0.1:PORT/?token=...    works once: the page gets a key, which it keeps as long as its tab is open
-    /data/...?key=...                   JSON; /data/live is a stream of server-sent events
-
-It reads the pool's history, and only while a page is open. No data is put into HTML here.
+http://127.0.0.1:PORT/?token=...    works once: the page gets a key, which it keeps as long as its tab is open
+/data/...?key=...                   JSON; /data/live is a stream of server-sent events
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ class PageServer:
         self._server.stop()
 
     def show_end(self) -> None:
-        """Has open pages show the last state: this program may end right after that."""
+        """Sends the last state to open pages: this program may end right after that."""
         with self._reading:
             self._read = 0.0  # what was read is not the newest
         self.streams.wake()
@@ -96,7 +94,7 @@ class PageServer:
         self.streams.pause(woken, _TICK if self._found is None else 0.02)
 
     def key_for(self, token: str) -> str | None:
-        """A key for an unused token; browsers may ask twice within a few seconds."""
+        """Browsers may ask twice within a few seconds."""
         for known, until in list(self._tokens.items()):
             if hmac.compare_digest(known.encode(), token.encode()) and (until is None or self._clock() < until):
                 self._tokens[known] = self._clock() + 5 if until is None else until
@@ -133,7 +131,7 @@ class PageServer:
         return True
 
     def answer(self, path: str, query: dict[str, str]) -> Any:
-        """The data behind a path; KeyError for an unknown path, ValueError for a bad query."""
+        """KeyError for an unknown path, ValueError for a bad query."""
         with self._reading:
             model, now = self.current(), self._clock()
             node, before, limit = _whole(query, "node"), _whole(query, "before"), _whole(query, "limit")
@@ -202,7 +200,7 @@ class _Server(ThreadingHTTPServer):
         return found, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Closes the oldest connection when there are too many: anybody on this computer can connect."""
+        """Closes the oldest connection when there are too many."""
         with self._lock:
             self._open[request] = None
             oldest = next(iter(self._open)) if len(self._open) > _CONNECTIONS else None
@@ -220,7 +218,6 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def keep(self, request: Any) -> None:
-        """A connection that has shown the key is not closed for others."""
         with self._lock:
             self._open.pop(request, None)
 
@@ -292,9 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_json(answer), "application/json")
 
     def _live(self, key: str, quiet: bool) -> None:
-        """Sends the summary when it has changed, at most once per second; a page in the background only hears of the
-        end.
-        """
+        """At most once per second; a page in the background only gets the end."""
         streams = self.page.streams
         if not streams.begin(key):
             self._send(b"too many pages are open\n", "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
