@@ -1,6 +1,4 @@
-"""accelerate and the Trainer in a process that runs many calls: reset for each call, with groups of CPUs, and no silent
-training without a group.
-"""
+"""Makes accelerate and the Trainer work in a process that runs many calls."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _inside: ContextVar[bool] = ContextVar("skyward_accelerate", default=False)
 
 
 def variables(torch: Any, info: InstanceInfo) -> dict[str, str]:
-    """Without them, accelerate treats each rank of a CPU node as a separate program, and assumes NCCL where ranks share
-    a GPU.
-    """
+    """Without them, accelerate treats each rank of a CPU node as a separate program."""
     if info.gpu_conflict is not None:
         return {"ACCELERATE_USE_CPU": "true"}
     found = torch.cuda.is_available() or (hasattr(torch, "accelerator") and torch.accelerator.is_available())

@@ -1,8 +1,6 @@
-"""joblib on a pool: one backend, enabled by a plugin, by a context manager, or by its name "skyward".
+"""joblib on a pool, without importing joblib: building a pool stays light.
 
-      Parallel(n_jobs=-1)(...)  ->  batches of calls  ->  pool.submit  ->  `_Runs` on a node  ->  results, in order
-
-This file does not import joblib, so that building a pool stays light; `_joblib_backend` does.
+Parallel(n_jobs=-1)(...)  ->  batches of calls  ->  pool.submit  ->  `_Runs` on a node  ->  results, in order
 """
 
 from __future__ import annotations
@@ -99,9 +97,7 @@ def joblib_backend(pool: T, *, max_inflight: int | None = None, progress: bool =
 
 
 def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> Image:
-    """Adds the packages that the image does not name. numpy and scipy are pinned to this computer's versions, since
-    arrays travel, unless a `version` was requested.
-    """
+    """Pins numpy and scipy to this computer's versions, since arrays travel, unless a `version` was requested."""
     if find_spec("joblib") is None:
         raise _no_joblib()  # before machines are launched
     named = {_project(entry) for entry in image.pip}
@@ -234,9 +230,7 @@ class Lacking:
 
 
 class Tasks:
-    """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do. `paths`
-    are those of packages added to the pool.
-    """
+    """Arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do."""
 
     def __init__(
         self, items: list[Item], level: int = 1, frozen: int | None = None, paths: Sequence[str] | None = None

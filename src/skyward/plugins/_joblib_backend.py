@@ -53,9 +53,7 @@ _SETTINGS = {"temp_folder", "max_nbytes", "mmap_mode", "prefer", "require", "ver
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
-    """Sends joblib's batches to the given pool, or the one opened last. Each Parallel gets a copy of the configured
-    instance.
-    """
+    """Uses the given pool, or the one opened last. Each Parallel gets a copy of the configured instance."""
 
     # A round trip costs well under a millisecond here, so batches can be shorter than those of a process pool.
     MIN_IDEAL_BATCH_DURATION = 0.05
@@ -311,7 +309,7 @@ def _set_default(backend: Any) -> None:
 
 
 class _Elsewhere(int):
-    """A number of workers that never equals 1: joblib would run a single worker's calls here."""
+    """Never equals 1: joblib would run a single worker's calls here."""
 
     def __eq__(self, other: object) -> bool:
         return int(self) != 1 and super().__eq__(other)

@@ -1,7 +1,6 @@
 """Keras 3: sets its backend before anything imports it; on JAX all nodes train one model.
 
-On several nodes the plugin also forms JAX's group with one DataParallel distribution and equal seeds; the decorator
-forms torch's group or sets TF_CONFIG as well. The distribution applies to broadcasts: a call on one node trains alone.
+The distribution applies to broadcasts: a call on one node trains alone.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
 
 @contextmanager
 def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Generator[None]:
-    """With JAX on several nodes also its group and one distribution over all devices."""
     claim(backend)
     if backend != "jax" or info.world_size < 2:
         yield
@@ -232,7 +230,7 @@ def _seed_all(keras: Any, seed: int) -> None:
 
 
 class _LateSeed:
-    """Seeds TensorFlow after a body has imported it, e.g. for `tf.data`."""
+    """For bodies that import TensorFlow later, e.g. for `tf.data`."""
 
     seed = 0
 

@@ -1,4 +1,4 @@
-"""Optuna: a study in this process, whose trials are calls on nodes; a killed one is brought back from its run."""
+"""Optuna: a study in this process, whose trials are calls on nodes."""
 
 from __future__ import annotations
 
@@ -76,15 +76,13 @@ def optuna(
 
 
 class _Pool(Target, Protocol):
-    """What is needed of a pool."""
-
     @property
     def slots(self) -> int: ...
     def on_event(self, listener: Callable[[Any], None]) -> Callable[[], None]: ...
 
 
 def _bring_back(study: Any, facts: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> None:
-    """Gives a study the trials of an earlier program, with their numbers; those that were running are asked again."""
+    """Keeps the trials' numbers; those that were running are started again."""
     import optuna
 
     trials: dict[int, Any] = {
@@ -116,11 +114,10 @@ class _Search:
     changed: Literal["keep"] | None = None
     inbox: queue.SimpleQueue[_Heard] = field(default_factory=queue.SimpleQueue[_Heard])
     running: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    """By the id of their call: trial and future."""
+    """Trial and future by call id."""
     checked: bool = False
 
     def run(self, trials: int) -> None:
-        """Asks and tells until the study has so many trials that have ended."""
         ended = sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
         stop = self.pool.on_event(self._hear)
         try:
@@ -158,7 +155,7 @@ class _Search:
         self.inbox.put((future.call, None))
 
     def _report(self, call: str, report: Progress) -> bool:
-        """Tells the pruner; returns whether the trial has ended thereby."""
+        """Returns whether the pruner stopped the trial."""
         trial, future = self.running[call]
         value = next(iter(report.metrics.values())) if self.metric is None else report.metrics.get(self.metric)
         if value is None or len(self.study.directions) > 1:
@@ -188,7 +185,7 @@ class _Search:
         return True
 
     def _check(self, call: PendingCompute[Any], run: Opened) -> None:
-        """Refuses trials that were kept of other code."""
+        """Refuses trials of other code."""
         from skyward.transport.fingerprint import Fingerprints, changes
 
         _, version = Fingerprints().item(PendingCompute[Any](call.fn), call.name)

@@ -1,4 +1,4 @@
-"""What the plugins of frameworks know of a rank: its name in messages, its GPUs, its group."""
+"""What framework plugins know of a rank: its name in messages, its GPUs, its group."""
 
 from __future__ import annotations
 
@@ -141,9 +141,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a group meet, and how long they wait. `port` was chosen when the runners were created, so
-    runners of an earlier setup meet elsewhere. `option` is the user's parameter for the timeout.
-    """
+    """`port` was chosen when the runners were created: an earlier setup's runners meet elsewhere."""
 
     group: str
     info: InstanceInfo

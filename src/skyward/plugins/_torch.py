@@ -1,8 +1,4 @@
-"""PyTorch: wheels that fit the accelerator, and a process group over all ranks.
-
-`sky.plugins.torch()` forms one group for the life of the pool's runners, `@sky.integrations.torch` one for each call,
-unless the plugin has one.
-"""
+"""PyTorch: wheels that fit the accelerator, and a process group over all ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Programs that form their own torch group: in a body, `init_process_group` uses the ranks of the pool.
-
-The program gets the pool's group; with another backend or timeout its own, over the pool's store. A destroyed group is
-formed again before the next broadcast.
-"""
+"""Programs that form their own torch group: in a body, `init_process_group` uses the ranks of the pool."""
 
 from __future__ import annotations
 
@@ -204,9 +200,7 @@ _offered: list[OwnGroups] = []
 
 
 def new_store(dist: Any, info: InstanceInfo, timeout: float, port: int = 0) -> Any:
-    """A new store shared by all ranks: leftovers in a used one would confuse the next group. `port` is for torch's own
-    store; 0 picks a free one.
-    """
+    """Shared by all ranks; a used one has leftovers. `port` is for torch's own store; 0 picks a free one."""
     rendezvous = Rendezvous("the torch group", info, info.ports["torch"], timeout, "timeout")
     limit = timedelta(seconds=timeout)
     if on_one_machine(info):
@@ -369,9 +363,7 @@ def entered(dist: Any) -> int:
 
 
 def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:
-    """False if it is no error of a collective. An error that only echoes another node's failure waits briefly, so that
-    the cause is reported first.
-    """
+    """False if it is no error of a collective."""
     if _PEER_GONE.search(str(exc)):
         explain_lost_peer(exc, info, "its torch group")
         return True

@@ -52,7 +52,6 @@ def requirement(name: str, version: object) -> str:
 
 
 def with_wheels(image: Image, cluster: Cluster, *, pip: Sequence[str], cuda: str) -> Image:
-    """These packages come from the index for the accelerator and version, or from the user's private source."""
     own = list(_parsed(image.pip))
     added = [entry for entry in map(Requirement, pip) if _is_missing(entry, own)]
     asked = [*own, *added]
