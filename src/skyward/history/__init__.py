@@ -1,3 +1,3 @@
-"""What happened in pools, kept on this computer: written while a pool is open, read by commands, pages and programs."""
+"""What happened in pools, kept on this computer."""
 
 __all__: list[str] = []

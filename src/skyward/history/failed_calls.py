@@ -1,4 +1,4 @@
-"""Failed calls that can be run again, as files beside the history of their pool: written while it is open, read later.
+"""Failed calls that can be run again, as files beside the history of their pool.
 
 <history of the pool>/failed/<call>           a line of a journal, and pieces whose digest is in that line
                              <digest>.data    a piece that is large or that calls share, once for all of them
@@ -29,9 +29,9 @@ _PATIENCE = 2.0  # a call that has failed just now is written a moment later
 
 @dataclass(frozen=True, kw_only=True)
 class FailedCall:
-    """One call that failed. Pieces: what was sent, the source files of its traceback as JSON, a pickled `PoolOfCalls`.
+    """Pieces: what was sent, the traceback's source files as JSON, a pickled `PoolOfCalls`.
 
-    If `refused` says why, nothing but these facts was kept.
+    If `refused` says why, only these facts were kept.
     """
 
     id: str
@@ -44,50 +44,45 @@ class FailedCall:
     rank: int | None
     attempt: int
     group: str = ""
-    """The same for all ranks of a broadcast; empty for a call to one node."""
+    """Empty for a call to one node."""
     size: int = 0
     refused: str = ""
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What a runner is told of it, see `node/protocol.py: Header`; empty if it was a plugin's hook that failed."""
+    """See `node/protocol.py: Header`; empty if a plugin's hook failed."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Digests of the pieces that are files, by the number of the piece."""
+    """Digests of the pieces that are files, by number of the piece."""
     info: str = ""
     """`instance_info` of the node, as JSON."""
     machine: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the node was like, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOfCalls:
-    """What the failed calls of a pool share."""
-
     name: str
     interpreter: str
-    """The Python of the program that opened the pool."""
     image: bytes
     """Pickled, and without secrets."""
     packages: str = ""
     """What the nodes had installed, as a requirements.txt with hashes."""
     secret_variables: Sequence[str] = ()
-    """Variables that are not kept, since they are secrets or look like ones."""
+    """Variables left out because they are secrets or look like ones."""
     directory: str = ""
     paths: Sequence[str] = ()
     """Where modules were imported from."""
     hooks: Sequence[bytes] = ()
-    """Those of the plugins, pickled."""
     left_out: Sequence[str] = ()
-    """Plugins whose hooks hold a secret, and are not kept."""
+    """Plugins whose hooks hold a secret."""
 
 
 class KeptCalls:
-    """The calls of one open pool: at most `limit` bytes of functions and arguments, the newest ones."""
+    """Keeps at most `limit` bytes of functions and arguments, the newest ones."""
 
     def __init__(self, history: Path, limit: int) -> None:
         self._folder, self._limit = history / FAILED, limit
         self._calls: dict[str, FailedCall] = {}
 
     def keep(self, call: FailedCall, pieces: Sequence[Buffer], files: Mapping[str, Buffer]) -> None:
-        """Writes a call; `files` are its pieces that are files, by digest."""
+        """`files`: digests of pieces that are files."""
         private.make(self._folder.parent, FAILED)
         self._make_room(call.size)
         self._calls[call.id] = call
@@ -106,7 +101,7 @@ class KeptCalls:
 
 
 def kept(entry: Entry) -> list[tuple[FailedCall, Path]]:
-    """The failed calls of a pool, the newest first, also those of which too little was kept."""
+    """Newest first, including those of which too little was kept."""
     folder = entry.path.parent / FAILED
     if not private.check(entry.path.parent, FAILED):
         return []
@@ -114,12 +109,11 @@ def kept(entry: Entry) -> list[tuple[FailedCall, Path]]:
 
 
 def replayable(entry: Entry, call: str) -> bool:
-    """Whether enough of a call was kept to run it again."""
     return any(found.id == call and not found.refused for found, _ in _named(entry.path.parent / FAILED, call))
 
 
 def find(call: str) -> tuple[FailedCall, Path]:
-    """The call with this id, or the only one whose id begins so; and its file."""
+    """By id, or by an unambiguous beginning of it."""
     end, found = time.monotonic() + _PATIENCE, list[tuple[FailedCall, Path]]()
     while call and not found:
         known = entries()
@@ -141,7 +135,7 @@ def find(call: str) -> tuple[FailedCall, Path]:
 
 
 def load(call: FailedCall, path: Path) -> list[Buffer]:
-    """Its pieces; an error says what is damaged."""
+    """An error says what is damaged."""
     if call.refused:
         raise InvalidArgument(f"{call.name}, call {call.id}, cannot be run again: {call.refused}.")
     try:
@@ -163,13 +157,13 @@ def load(call: FailedCall, path: Path) -> list[Buffer]:
 
 
 def write(path: Path, call: FailedCall, pieces: Sequence[Buffer] = ()) -> None:
-    """Writes a file for this user alone; it has its name when all of it is there."""
+    """For this user alone; complete or absent."""
     body, sizes = b"".join(pieces), [nbytes(piece) for piece in pieces]
     _save(path, [journal.line({**asdict(call), "digest": blobs.digest(body), "pieces": sizes}), body])
 
 
 def _named(folder: Path, beginning: str) -> Iterator[tuple[FailedCall, Path]]:
-    """The calls whose ids begin so, without their pieces."""
+    """Without their pieces."""
     for name in os.listdir(folder) if folder.is_dir() else ():
         if not name.startswith(beginning) or not name.isalnum():
             continue

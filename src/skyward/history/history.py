@@ -1,4 +1,4 @@
-"""What happened in a pool, for programs: calls, output, metrics and samples, as lists and as tables."""
+"""What happened in a pool, for programs: calls, output, metrics, as lists and as tables."""
 
 from __future__ import annotations
 

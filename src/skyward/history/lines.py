@@ -1,4 +1,4 @@
-"""Events as lines of JSON, and back. Unknown fields and kinds of newer versions are left out."""
+"""Events as lines of JSON, and back. Unknown fields and kinds of newer versions are ignored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def line(event: Event) -> bytes:
 
 
 def ended_line(pool: str, time: float, end: EndOfCall) -> str:
-    """The end of a call as a line; there are many of these, so it is quick."""
     call, name, node, outcome, seconds, rank, error, attempt, arguments, items, failed_items, group, waited = end
     more = f',"arguments":{_quoted(arguments)}' if arguments else ""
     if error:
@@ -114,7 +113,7 @@ def _is_any_number(value: Any) -> bool:
 
 
 def _is_metric(value: Any) -> bool:
-    """Bodies report what they like: 3e18, a loss that is not a number."""
+    """Bodies report what they like, such as a loss that is not a number."""
     return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 

@@ -1,8 +1,8 @@
-"""Writes a pool's events to its history, in a thread that costs callers next to nothing.
+"""Writes a pool's events to its history, in a thread of its own.
 
     any thread --record--> a list in memory --twice a second--> the writer's thread --> events.jsonl
 
-When the limit is nearly reached, only failures, warnings and what concerns the whole pool are written.
+Near the size limit, only failures, warnings and what concerns the whole pool are written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Recorder:
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self.meanwhile: Callable[[], None] | None = None
-        """What else is written in this thread, as often."""
+        """Runs in this thread, as often."""
         self._sampled: dict[int, float] = {}
         self._reported: dict[tuple[object, ...], float] = {}
         self._write(_header(pool, began))

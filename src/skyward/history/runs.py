@@ -1,10 +1,7 @@
 """Runs on this computer: folders of what outlives a pool, by name.
 
-<state>/runs/<name>/journal     the first fact says of which kind the run is; locked while a process writes
+<state>/runs/<name>/journal     the first fact has the kind of run; locked while a process writes
 <state>/runs/<name>/...         what else runs of this kind have
-
-A "results" run is what `resume=` keeps, see `client/resume.py`. Each process that opens a run adds a fact that says who
-it is. A kind of its own needs a word for `kind`, and nothing here.
 """
 
 from __future__ import annotations
@@ -33,17 +30,12 @@ _PATIENCE = 3.0
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it lies on disk."""
-
     name: str
     kind: str
     path: Path
     began: float
-    """When it was begun, in seconds since 1970."""
     changed: float
-    """When something was written to it for the last time."""
     size: int
-    """Bytes of all its files."""
 
     @property
     def journal(self) -> Path:
@@ -51,27 +43,26 @@ class Run:
 
     @property
     def in_use(self) -> bool:
-        """Whether a process has it open for writing."""
         return private.is_locked(self.journal)
 
     def facts(self) -> tuple[list[dict[str, Any]], int]:
-        """What its journal says, and how many of its lines are damaged."""
+        """Facts of its journal, and how many lines are damaged."""
         return journal.read(journal.content(self.journal))
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A run that this process may write to, until its journal is closed."""
+    """A run that this process may write to."""
 
     path: Path
     journal: Journal
     facts: list[dict[str, Any]]
     damaged: int
-    """How many lines of the journal are damaged, or were cut off, since it was opened before."""
+    """Damaged or truncated lines when it was opened."""
 
 
 def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
-    """The run of this name, made if there is none; refused while another process has it, or if its kind is another."""
+    """Created if missing; refused if another process has it, or if its kind is another."""
     check_name(name)
     folder = private.make(root or state_dir(), FOLDER, name)
     path = folder / _JOURNAL
@@ -103,7 +94,7 @@ def check_name(name: str) -> None:
 
 
 def runs(kind: str | None = None, root: Path | None = None) -> list[Run]:
-    """The runs of this computer, or those of one kind; the one that was written to last comes first."""
+    """Last changed first."""
     base = root or state_dir()
     if not private.check(base, FOLDER):
         return []
@@ -122,7 +113,6 @@ def find(name: str, root: Path | None = None) -> Run:
 
 
 def drop(run: Run) -> None:
-    """Removes a run with all that it has; refused while a process has it open."""
     try:
         held = Journal(run.journal, create=False)
     except BlockingIOError:
@@ -134,7 +124,7 @@ def drop(run: Run) -> None:
 
 
 def _held(path: Path) -> Journal:
-    """Waits a moment for a process that is about to let go of it."""
+    """Waits a moment for a process that is about to release it."""
     limit = time.monotonic() + _PATIENCE
     while True:
         try:

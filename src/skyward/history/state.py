@@ -1,7 +1,4 @@
-"""The state of a pool as its events tell it: what live view, page, commands, history and telemetry read.
-
-It grows with nodes and running calls, not with calls that are over.
-"""
+"""The state of a pool, folded from its events: what live view, page, commands, history and telemetry read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where histories lie on this computer, which there are, and how long they stay.
+"""Where histories are on this computer, and how long they stay.
 
 <state>/history/<pool>-<date>-<time>-<random>/events.jsonl     0600; locked while the pool's process writes it
 """
@@ -50,7 +50,7 @@ class Entry:
 
 
 class Tail:
-    """The events of a file, and later those that were added."""
+    """Events of a file, and later those that are added."""
 
     def __init__(self, path: Path) -> None:
         self._tail = journal.Tail(path)
