@@ -1,3 +1,3 @@
-"""Getting machines and giving them back: offers, selection, ledger, watchdog, replacement."""
+"""Getting and releasing machines: offers, selection, ledger, watchdog, replacement."""
 
 __all__: list[str] = []

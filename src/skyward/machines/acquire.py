@@ -1,4 +1,4 @@
-"""Gets machines for a pool and gives them back; if the client dies, the watchdog does."""
+"""Gets machines for a pool and releases them; if the client dies, the watchdog does."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ __all__ = [
 
 _PATIENCE = 600.0  # machines take minutes to shut down
 MACHINES = "machines"
-"""What the watchdog is to give back, under this name."""
+"""Key of the watchdog's order."""
 
 
 def acquire(
     context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
 ) -> Lease:
-    """The pool's machines, at least `min_nodes`; giving them back is a step on `steps`."""
+    """At least `min_nodes` machines; releasing them is a step on `steps`."""
     try:
         return _acquired(context, context.nodes, watchdog, steps, keep_receipt)
     except (NoCapacity, QuotaExceeded) as exc:
@@ -265,7 +265,7 @@ def ordered(prospects: Sequence[Prospect], selection: Selection) -> tuple[Prospe
 
 
 def moves_on(error: BaseException) -> bool:
-    """Whether another spec may do; not after a mistake, nor while something is left."""
+    """Whether to try another spec; not after a mistake, nor while something is left."""
     if isinstance(error, CloudRefused):
         return error.kind in _ELSEWHERE
     return isinstance(error, CloudError) and not isinstance(error, NotGivenBack)

@@ -1,6 +1,4 @@
-"""How a cluster is asked that decides by itself when things start and end: seldom, and again while it
-does not answer.
-"""
+"""Asks a cluster that decides by itself when things start and end: seldom, and again if it does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def pauses() -> Iterator[float]:
-    """All users of a cluster ask one controller, so pauses grow."""
+    """Growing, since all users ask one controller."""
     began, pause = time.monotonic(), 0.1
     while True:
         yield pause
@@ -33,7 +31,7 @@ def answered(
     meanwhile: str,
     passing: Callable[[Exception], bool] = lambda error: isinstance(error, CloudRefused) and error.unanswered,
 ) -> _T:
-    """What a cluster answers; retried after errors that pass: controllers restart."""
+    """Retries errors that pass: controllers restart."""
     began = time.monotonic()
     for pause in pauses():
         try:
@@ -47,7 +45,7 @@ def answered(
 
 
 class Waiting:
-    """What the user is told while a cluster has not given what was requested; None: there is no time limit."""
+    """Reports while a cluster has not given what was requested; None: no time limit."""
 
     def __init__(self, seconds: float | None, report: Report) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -58,7 +56,7 @@ class Waiting:
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def tell(self, text: str, late: Callable[[], Exception]) -> None:
-        """Says what is waited for, once; `late` makes the error if the time is over."""
+        """Reports once; `late` makes the error when time is up."""
         over = self.over
         if text != self._told:
             self._told = text
@@ -70,8 +68,9 @@ class Waiting:
 def ended(
     pool: str, where: str, left: Callable[[float], Sequence[str]], seconds: float, quiet: float, report: Report
 ) -> None:
-    """Waits until nothing is left of a pool; NotGivenBack after so many seconds. `left` has the cluster end what is
-    there, and names it. The user is told after `quiet` seconds.
+    """NotGivenBack after `seconds`.
+
+    `left` has the cluster end what is there, and names it. Reports after `quiet` seconds.
     """
     began = time.monotonic()
     for pause in pauses():

@@ -1,10 +1,8 @@
 """What any cloud needs: keys, user data by which a machine ends itself, tags, proof of ownership, a receipt.
 
-    before anything exists       make_keys, user_data, Terms.tags
-    a machine has an address     trust, ssh_target; then replace_host_key over its first connection
-    listing and giving back      Claim.owns; CloudReceipt of Bills
-
-Nothing here knows a cloud's API; examples/extensions/small_cloud.py uses it.
+before anything exists       make_keys, user_data, Terms.tags
+a machine has an address     trust, ssh_target; then replace_host_key over its first connection
+listing and giving back      Claim.owns; CloudReceipt of Bills
 """
 
 from __future__ import annotations

@@ -150,7 +150,6 @@ def in_use(pool: str, root: Path | None = None) -> bool:
 
 
 def remove(pool: str, root: Path | None = None) -> None:
-    """Removes the local files of a pool of which nothing is left."""
     try:
         directory = pool_dir(pool, root)
     except InvalidArgument:
@@ -161,7 +160,7 @@ def remove(pool: str, root: Path | None = None) -> None:
 
 @contextmanager
 def given_back(pool: str) -> Generator[Ledger | None]:
-    """Holds the ledger of a pool while it is given back, then removes the pool's files, unless the block fails."""
+    """Holds a pool's ledger, then removes the pool's files, unless the block fails."""
     ledger = Ledger.resume(pool)
     try:
         yield ledger
@@ -174,7 +173,7 @@ def given_back(pool: str) -> Generator[Ledger | None]:
 
 
 class Ledger:
-    """A pool's ledger, held by this process; every line is on disk before the method returns."""
+    """Every line is on disk before the method returns."""
 
     def __init__(self, pool: str, directory: Path, lines: Journal) -> None:
         self.pool, self.directory = pool, directory
@@ -239,7 +238,7 @@ class Ledger:
         self._write(Record("refused", call, kind, (), time.time(), {"reason": reason[:500]}))
 
     def create(self, kind: str, make: Callable[[], str], **data: Any) -> str:
-        """The id of what `make` creates somewhere; written down before, and after what came of it."""
+        """The id of what `make` creates; recorded before and after."""
         call = self.intent(kind, **data)
         try:
             id = make()
@@ -263,7 +262,7 @@ class Ledger:
         self.let_go()
 
     def let_go(self) -> None:
-        """Unlocks the ledger for whoever gives the rest back."""
+        """Unlocks it for whoever releases the rest."""
         self._lines.close()
 
     def __del__(self) -> None:
@@ -283,7 +282,7 @@ def _make(root: Path) -> None:
 
 
 def _check(root: Path) -> None:
-    """Refuses ledgers that others could have written: they say where requests go, and what is ended."""
+    """Refuses ledgers that others could have written."""
     try:
         private.check(root, _POOLS)
     except private.NotPrivate as exc:

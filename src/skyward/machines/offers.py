@@ -1,4 +1,4 @@
-"""Which machines to take: pure choosing, with a reason for everything that is ruled out."""
+"""Which machines to take: pure choices, with a reason for everything that is ruled out."""
 
 from __future__ import annotations
 
@@ -122,8 +122,6 @@ class Shape:
 
 @dataclass(frozen=True)
 class CloudOffer(Offer):
-    """A kind of machine in one place at one price."""
-
     kind: str = ""
     region: str = ""
     zone: str = ""
@@ -248,7 +246,7 @@ def wish(spec: Spec) -> str:
 
 
 def unfit(shape: Shape, spec: Spec, burstable: bool = True, named: bool = False) -> str | None:
-    """Why machines of this shape will not do, or None. `named`: the user asks for this very kind."""
+    """Why machines of this shape are unsuitable, or None. `named`: the user asks for this type."""
     requested = spec.accelerator
     if requested is not None:
         reason = _other_accelerator(shape, requested)
@@ -285,7 +283,7 @@ def variant(shape: Shape, requested: Accelerator | None) -> int:
 
 
 def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudOffer]:
-    """Offers in the order in which they are tried: at one price, newer first."""
+    """In the order in which they are tried: at one price, newer first."""
     by_price = sorted(
         offers, key=lambda o: (o.hourly_cost, -_generation(o.kind), o.vcpus or 0, o.memory_gb or 0, o.kind, o.zone)
     )

@@ -1,7 +1,4 @@
-"""The same work for several things at once, in threads; also while the interpreter shuts down.
-
-`ThreadPoolExecutor` takes no work once the main thread has ended, although pools may still be opened or closed then.
-"""
+"""The same work for several things at once, in threads; also while the interpreter shuts down."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ _MOST = 64
 
 
 def spread(act: Callable[[T], R], items: Sequence[T], most: int = _MOST) -> list[Future[R]]:
-    """Begins `act` for every item, `most` at a time. Where no thread can be started (Python 3.12 in atexit handlers),
-    this thread does all of it.
-    """
+    """Runs `act` for every item, `most` at a time; without threads (Python 3.12 in atexit handlers), here."""
     futures: list[Future[R]] = [Future() for _ in items]
     left = deque(zip(futures, items, strict=True))
 
@@ -48,7 +43,7 @@ def spread(act: Callable[[T], R], items: Sequence[T], most: int = _MOST) -> list
 
 
 def each(act: Callable[[T], R], items: Sequence[T], most: int = _MOST) -> list[R]:
-    """The results of `act`, in order; an error is raised once nothing runs any more."""
+    """Results in order; an error is raised once all have ended."""
     futures = spread(act, items, most)
     try:
         return [future.result() for future in futures]

@@ -51,7 +51,7 @@ class Found:
     provider: Provider
     leftovers: tuple[Leftover, ...] = ()
     foreign: tuple[Leftover, ...] = ()
-    """What carries the pool's tag without proof: it is listed, and never ended."""
+    """Has the pool's tag but no proof: listed, never ended."""
     expires: float | None = None
     opened: float | None = None
     pid: int | None = None
@@ -118,9 +118,7 @@ def pools(
     profile: str | None = None,
     quiet: bool = False,
 ) -> list[Found]:
-    """Pools of this user, by ledgers and providers. For named pools with ledgers, only their providers are asked:
-    ending one must not need anything else. `quiet` hides providers that nobody uses.
-    """
+    """For named pools with ledgers, only their providers are asked. `quiet` hides providers that nobody uses."""
     known = {provider.name: provider for provider in providers}
     # a ledger whose first line is lost does not say whose it is: then the first provider is asked
     owned = [(known.get(h.metadata.get("provider", next(iter(known), ""))), h) for h in histories()]
@@ -179,7 +177,7 @@ def down(
     regions: Iterable[str] = (),
     profile: str | None = None,
 ) -> list[Outcome]:
-    """Ends pools and confirms it, or without `really` says what it would do; one that fails stops no other."""
+    """Ends pools and confirms it, or without `really` says what it would do; a failure does not stop the others."""
     _check_chosen(names, everything, expired)
     outcomes: list[Outcome] = []
     only = () if everything or expired else names
@@ -202,7 +200,7 @@ def down(
 
 
 def expired_leftovers(provider: Provider) -> list[Found]:
-    """What opening a pool mentions: pools that are over or abandoned, with something left."""
+    """Pools that are over or abandoned, with something left."""
     left = [item for item in pools([provider]) if item.leftovers or item.unanswered or item.trouble]
     return [item for item in left if item.condition in ("expired", "abandoned")]
 

@@ -1,4 +1,4 @@
-"""Other machines for nodes that are lost, about to be taken away, or missing.
+"""Replaces nodes that are lost, about to be taken away, or missing.
 
 engine --replace, inquire--> Fleet --begin, inquire--> Replacements (a thread for each node)
 Replacements --prepare--> Fleet --another--> Supply --> lease;  --await_vacant, connect--> engine
@@ -40,7 +40,7 @@ class _Batch:
 
 
 class Supply:
-    """Asks a provider for more machines for a lease, from any thread, until it is closed."""
+    """Asks a provider for more machines for a lease; thread-safe."""
 
     def __init__(self, context: PoolContext, lease: Lease) -> None:
         self._context, self._lease = context, lease
@@ -52,13 +52,11 @@ class Supply:
         self._readmitting = threading.Lock()
 
     def replaces(self, machine: Machine) -> bool:
-        """Whether a lost machine is replaced; by default if it may be taken away."""
+        """By default, if it may be taken away."""
         return machine.preemptible if self._context.replace is None else self._context.replace
 
     def another(self, spent: float, report: Report, lost: bool = False) -> Machine:
-        """One more machine, beside others that cost `spent` per hour; PoolClosed if the pool closes meanwhile. Losses
-        at the same time are asked for together, where the provider wants that.
-        """
+        """`spent`: hourly cost of the others. PoolClosed if the pool closes meanwhile."""
         last, spec = "", self._context.spec
         if spec.max_hourly_cost is not None:
             spec = replace(spec, max_hourly_cost=max(spec.max_hourly_cost - spent, 1e-9))
@@ -77,7 +75,7 @@ class Supply:
             return self._one_of(ask) if lost and self._context.provider.replaces_together else ask(1)[0]
 
     def _one_of(self, ask: Callable[[int], Sequence[Machine]]) -> Machine:
-        """One of the machines for all who ask within a moment."""
+        """Combines requests made within a moment."""
         with self._changed:
             first = self._batch is None
             batch = self._batch = self._batch or _Batch()
@@ -103,9 +101,7 @@ class Supply:
             return [machine.gone for machine in self._lease.refresh(machines)]
 
     def unanswered(self, machines: Sequence[Machine]) -> list[str]:
-        """Asks again and again about machines that do not answer. If this computer's address has changed, they let it
-        in.
-        """
+        """Asks repeatedly. If this computer's address has changed, the machines let it in."""
         if self._readmitting.acquire(blocking=False):  # once is enough, whoever waits for machines
             try:
                 self._readmit()
@@ -129,7 +125,7 @@ class Supply:
             log.debug("%s is not given back yet: %s", machine.id, exc)
 
     def close(self, seconds: float) -> None:
-        """Waits for running requests: the pool gives back only machines that are known by then."""
+        """Waits for running requests: the pool releases only machines known by then."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._busy, seconds)
@@ -219,7 +215,6 @@ class Replacements:
         self._threads: list[threading.Thread] = []
 
     def begin(self, node: int) -> bool:
-        """Calling it again changes nothing."""
         with self._lock:
             if node in self._going:
                 if node in self._placed:  # the new machine is meant, to which we are connecting just now
@@ -235,7 +230,7 @@ class Replacements:
         return node in self._going
 
     def inquire(self) -> None:
-        """Asks the provider, for as long as nodes do not answer, whether their machines are still there."""
+        """While nodes do not answer, asks the provider whether their machines still exist."""
         if not self._asking:
             self._asking = True
             self._queue.put(_ASK)
@@ -247,7 +242,7 @@ class Replacements:
         thread.start()
 
     def close(self, seconds: float) -> None:
-        """Waits for replacements under way; the pool has closed its `Supply`, so they end soon."""
+        """The pool has closed its `Supply`, so replacements end soon."""
         deadline = time.monotonic() + seconds
         self._queue.put(_END)
         for thread in self._threads:
@@ -279,7 +274,7 @@ class Replacements:
             self._place.not_replaced(node, reason)
 
     def _try(self, node: int) -> None:
-        """Retries errors that may pass: no capacity, a machine that breaks, an expired login."""
+        """Retries errors that may pass."""
         for pause in (*_PAUSES, None):
             try:
                 put = self._source.prepare(node)
@@ -319,7 +314,7 @@ class Replacements:
             self._again.discard(node)
 
     def _done(self, node: int) -> bool:
-        """False if the new machine is to be replaced as well."""
+        """False if the new machine must be replaced as well."""
         with self._lock:
             self._placed.discard(node)
             if node not in self._again:
@@ -364,7 +359,7 @@ class Missing:
     name: str
     reason: str
     machine: Machine | None
-    """The machine that is tried again; None if the provider is asked for another one."""
+    """The machine to retry; None: ask the provider for another one."""
 
 
 class Joining:

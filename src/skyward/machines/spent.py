@@ -1,4 +1,4 @@
-"""What machines have cost, kept when they are given back: a ledger is gone by then.
+"""What machines have cost, kept when they are released: a ledger is gone by then.
 
 <state>/spent/2026-11.jsonl    one line per machine, in the month of its end; removed after thirteen months
 """
@@ -31,7 +31,7 @@ _LONGEST = 64 << 20
 
 @dataclass(frozen=True)
 class Charge:
-    """A cost between two times (seconds since 1970), spread evenly over them."""
+    """Spread evenly between two times (seconds since 1970)."""
 
     pool: str
     provider: str
@@ -95,9 +95,7 @@ def once(charges: Iterable[Charge]) -> list[Charge]:
 
 
 def of_ledger(history: History, now: float) -> Iterator[Charge]:
-    """What the machines of a pool with a ledger have cost. Those without a known end count until the pool's time is
-    over.
-    """
+    """Machines without a known end count until the pool's time is over."""
     provider = str(history.metadata.get("provider") or "")
     expires = history.metadata.get("expires")
     limit = min(now, float(expires)) if isinstance(expires, int | float) else now

@@ -1,7 +1,7 @@
-"""A small process beside the client that ends what a pool has elsewhere if the client dies.
+"""A small process beside the client that releases what a pool has elsewhere if the client dies.
 
-It gets orders over a pipe, as lines of JSON. If the pipe ends without a last message, or the parent process has changed
-(a forked child may hold the pipe open), the client is gone. Run by its path, with the standard library only.
+It gets orders over a pipe, as lines of JSON. If the pipe ends without a last message, or the parent process changes (a
+forked child may hold the pipe open), the client is gone. Run by its path, with the standard library only.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def pauses(seconds: float, clock: Callable[[], float] = time.monotonic) -> Itera
 
 
 class Watchdog:
-    """The client's side; thread-safe. Each step of closing drops its own order; at the end of the with-block the
-    watchdog carries out those that are left.
-    """
+    """The client's side; thread-safe. At the end of the with-block the remaining orders are carried out."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -67,8 +65,9 @@ class Watchdog:
         directory: str | None = None,
         patience: float = _TRY_TIMEOUT,
     ) -> None:
-        """Adds an order: a command to try until it works, then one to run once, then a directory to remove. A try that
-        takes more than `patience` seconds has failed.
+        """A command to retry until it works, one to run once, a directory to remove.
+
+        A try may take `patience` seconds.
         """
         from skyward.api.secret import ssh_environment  # the process that is started from this file has no skyward
 
@@ -98,7 +97,7 @@ class Watchdog:
                 self._handed_over = True
 
     def close(self) -> None:
-        """Ends it without carrying out orders, unless they were handed over; a forked child only closes its copy."""
+        """Drops its orders, unless they were handed over; a forked child only closes its copy."""
         if os.getpid() != self._owner:
             self.after_fork()
             return
@@ -138,7 +137,7 @@ class Watchdog:
         return self._process
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Sends a message; if the watchdog was killed, a new one is told everything again."""
+        """A killed watchdog is replaced and gets all orders again."""
         process = self._started()
         try:
             _write(process, message)
