@@ -1,7 +1,4 @@
-"""Takes over the machines of a detached run: what was set up when the run was submitted is the pool of its program.
-
-submission: hosts --described--> steward              the run's program: steward --adopted--> hosts
-"""
+"""Takes over the machines of a detached run: what was set up at submission is the pool of its program."""
 
 from __future__ import annotations
 
@@ -34,8 +31,6 @@ _REACH = 10.0
 
 
 class AdoptedLease(Lease):
-    """Machines that this process does not give back."""
-
     def __init__(self, context: PoolContext, adoption: Adoption) -> None:
         hourly = adoption.prices[-1][1] if adoption.prices else 0.0
         super().__init__(context.provider, context.name, adoption.machines, hourly_cost=hourly)
@@ -46,7 +41,7 @@ class AdoptedLease(Lease):
 
 
 class Adoption:
-    """The machines of this process's run, as long as its pool is open. The connection says that it is."""
+    """The machines of this process's run while its pool is open, as the connection shows."""
 
     def __init__(self, sock: socket.socket, epoch: int, placed: dict[str, Any]) -> None:
         self._sock, self.epoch, self.session = sock, epoch, str(placed["session"])
@@ -80,7 +75,7 @@ class Adoption:
 
 
 def adopt(context: PoolContext) -> AdoptedLease:
-    """The machines of this program's run; PoolClosed if they are not available."""
+    """PoolClosed if they are not available."""
     path = os.environ[RUN]
     try:
         sock = local_sockets.connect(path, _ANSWER)

@@ -1,4 +1,4 @@
-"""The machines of an open pool: set up, reached, replaced, given back; and the engine that uses them.
+"""The machines of an open pool: set up, reached, replaced, released; and the engine that uses them.
 
 machines --HostSetup--> hosts --find_layout--> addresses --keepers start agents--> Engine --setup--> nodes
 """
@@ -65,7 +65,7 @@ _REPLACING_CLOSING = 30.0
 
 
 class Fleet:
-    """The machines of an open pool; its engine sees them as `client/settings.py: Machines`."""
+    """Its engine sees it as `client/settings.py: Machines`."""
 
     engine: Engine
     dask: DaskCluster
@@ -90,7 +90,7 @@ class Fleet:
         self._hooks: list[Any] = []
         self._session = os.urandom(8).hex()
         self.infos: dict[int, InstanceInfo] = {}
-        """What `sky.instance_info()` is in the first process of each node."""
+        """`sky.instance_info()` in the first process of each node."""
         self.by_node: dict[int, Host] = {}
         self._ranks = Ranks([])
         self._replacements = None if self._supply is None else Replacements(self)
@@ -102,8 +102,9 @@ class Fleet:
         return self._setup.store()
 
     def open(self, patience: float) -> None:
-        """Returns when every node is ready for calls. Setup may take `patience` seconds after login, and so may
-        starting nodes.
+        """Returns when every node is ready.
+
+        Setup may take `patience` seconds after login, and so may starting nodes.
         """
         machines = list(self._machines)
         try:
@@ -139,7 +140,7 @@ class Fleet:
             self._joining = Joining(self, self.engine, missing)
 
     def set_up(self, patience: float) -> list[Missing]:
-        """Sets machines up and starts their agents; returns what is missing."""
+        """Starts the agents too; returns what is missing."""
         context = self._context
         hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
         deadline = time.monotonic() + patience
@@ -167,7 +168,6 @@ class Fleet:
 
     @property
     def blocked(self) -> str | None:
-        """Why the nodes cannot reach each other; None if they can."""
         return self._blocked
 
     def let_go(self) -> None:
@@ -365,7 +365,7 @@ class Fleet:
         return hosts, missing
 
     def _note_lost(self, error: SkywardError, machines: Sequence[Machine]) -> None:
-        """Adds which machines are gone: not the user's fault, if one was taken away during setup."""
+        """Adds which machines are gone: one may have been taken away during setup."""
         try:
             reasons = [] if self._supply is None else self._supply.ended(machines)
         except SkywardError:
@@ -456,7 +456,7 @@ class Fleet:
             ) from error
 
     def _close_supply(self) -> None:
-        """Waits for requests to the provider, and gives up hosts that are still being set up."""
+        """Waits for requests to the provider, and abandons hosts still being set up."""
         if self._supply is not None:
             self._supply.close(0.5 if self._context.hurried() else _SUPPLY_CLOSING)
         if self._supply is not None or self._joining is not None:
@@ -490,7 +490,7 @@ class AddedPackages:
         self._paths: tuple[str, ...] = ()
 
     def add(self, pip: Sequence[str], hosts: Collection[Host]) -> tuple[str, ...]:
-        """Returns one path per node; does nothing for packages that the nodes have."""
+        """One path per node; skips packages that the nodes have."""
         with self._lock:
             if self._context.local:
                 return self._add_local(pip)

@@ -66,7 +66,7 @@ class _Running:
 
 
 class HostSetup:
-    """Sets up machines. Cleanup goes on `steps`; the watchdog has an order per host until the host is clean."""
+    """Cleanup goes on `steps`; the watchdog has an order per host until the host is clean."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class HostSetup:
         return Host(keeper, (node,), env, self._paths(made.directory), _work(made.directory))
 
     def _keep(self, machine: Machine, shell: Shell, node: int, settled: Callable[[], None], made: Environment) -> None:
-        """Lets the provider keep the environment, before any user data is on the machine."""
+        """Lets the provider keep the environment, before any user data is there."""
         if not self._context.image.warm or not made.fresh or node != 0:
             return
         settled()  # it changes files that are taken off the disk for a moment
@@ -210,12 +210,12 @@ class HostSetup:
             keeper.end(0.2 if self._context.hurried() else 10.0)
 
     def let_go(self) -> None:
-        """Machines are a detached run's from now on: if this process dies, only its connections are ended."""
+        """The machines now belong to a detached run: if this process dies, only its connections are ended."""
         for running in self._running:
             self._watchdog.add(running.key, (), *running.keeper.shell.ending())
 
     def store(self) -> Store:
-        """The client's blob directory; created late, because until a keeper runs nobody else removes it."""
+        """The client's blob directory; created late: until a keeper runs, nobody else removes it."""
         if self._store is None:
             self._store = Store()
             self._steps.callback(self._store.close)
@@ -447,8 +447,9 @@ _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 def during_setup(
     shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]
 ) -> Generator[Callable[[], None]]:
-    """Renews the machine's lease and runs the provider's setup step during the block. Yields a function that waits for
-    that step; `warn` gets its failure.
+    """Renews the machine's lease and runs the provider's setup step.
+
+    Yields a function that waits for it; `warn` gets its failure.
     """
     ended = threading.Event()
     renewing = threading.Thread(target=_renew, args=(shell, access, ended), name="skyward-lease", daemon=True)
@@ -511,7 +512,7 @@ class MachineWatch:
 
     @contextmanager
     def watching(self, shell: Shell, machine: Machine, login: str = "") -> Generator[None]:
-        """Closes the shell if its machine is gone, and makes the block's error say so."""
+        """Closes the shell if its machine is gone; the block's error then says so."""
         with self._lock:
             if self._provider is not None and not self._waiting:
                 self._stopped = threading.Event()

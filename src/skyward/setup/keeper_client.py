@@ -62,7 +62,7 @@ class KeeperClient:
         return self._process.pid
 
     def ended(self, ttl: float) -> str:
-        """Why the keeper has ended, as far as known; empty while it may run."""
+        """Why the keeper has ended; empty while it may run."""
         if self._over:
             return f"the pool's ttl of {ttl:g} s is over"
         if self._lease or (code := self._process.poll()) is None:
@@ -93,15 +93,15 @@ class KeeperClient:
             return "the connection broke after the pool was opened, and the keeper there takes no more orders"
 
     def hold(self, order: RunOrder, deadline: float) -> str:
-        """Has it start the steward of a detached run; why that cannot be, or nothing."""
+        """Starts the steward of a detached run; returns why that failed, or nothing."""
         return self.ask(ClientToKeeper.Run(asdict(order)), deadline)
 
     def go(self, deadline: float) -> str:
-        """Has the run's program started; why that cannot be, or nothing."""
+        """Starts the run's program; returns why that failed, or nothing."""
         return self.ask(ClientToKeeper.Go(), deadline)
 
     def leave(self) -> None:
-        """Detaches from a keeper that continues without us; the listening thread waits for its end."""
+        """Detaches from a keeper that continues without us."""
         assert self._process.stdin is not None
         self._left = True
         self._process.stdin.close()
@@ -124,7 +124,7 @@ class KeeperClient:
         return process.poll() == 0
 
     def after_fork(self) -> None:
-        """Closes a forked child's copy of the pipe: the keeper must see when the parent ends."""
+        """A forked child closes its copy of the pipe: the keeper must see when the parent ends."""
         if self._process.stdin is not None:
             os.close(self._process.stdin.fileno())
 
@@ -248,7 +248,7 @@ class KeeperClient:
 
 
 class PlacedKeeper:
-    """A keeper that was started for a detached run, in the pool of the run's program: values alone, no pipe to it."""
+    """A keeper started for a detached run, in the pool of the run's program: values alone, no pipe."""
 
     pid, scheduler = 0, None
 

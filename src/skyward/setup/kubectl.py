@@ -1,7 +1,6 @@
-"""Runs the program kubectl: which cluster and namespace, what it said, and what that means.
+"""Runs kubectl, which brings contexts, login programs, renewed tokens and proxies along.
 
-It brings contexts, login programs, renewed tokens and proxies along. Everything is told explicitly where it goes: a
-context that somebody changes meanwhile in another terminal changes nothing here.
+Every command names its context: one that somebody changes meanwhile in another terminal changes nothing here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class KubernetesRefused(errors.CloudRefused):
-    """A request that was not carried out; `code` is the reason that Kubernetes gives, `region` is the cluster."""
+    """`code` is the reason that Kubernetes gives, `region` the cluster."""
 
     def __str__(self) -> str:
         return self.message
@@ -87,7 +86,6 @@ _CLASSES = {"credentials": LoginExpired, "permission": Forbidden, "quota": OverQ
 
 
 def find_kubectl() -> str:
-    """The program; an error says where to get it."""
     found = shutil.which("kubectl")
     if found is None:
         raise MissingPackage(
@@ -98,21 +96,18 @@ def find_kubectl() -> str:
 
 
 def in_pod() -> bool:
-    """Whether this process runs in a pod that has an account at its cluster."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").exists()
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """One namespace of one cluster, as one user."""
-
     namespace: str
     context: str | None = None
     """None: as kubectl finds out by itself inside a cluster."""
 
     @classmethod
     def find(cls, context: str | None, namespace: str | None) -> Kubectl:
-        """The cluster and namespace that are meant, where the user did not name them as kubectl's settings say."""
+        """What the user did not name comes from kubectl's settings."""
         find_kubectl()
         if context is None:
             context = _setting("current-context") or None
@@ -125,7 +120,7 @@ class Kubectl:
         return cls(namespace or "default", context)
 
     def __post_init__(self) -> None:
-        """Names also come from elsewhere, such as a ledger, and they go into commands."""
+        """Names also come from elsewhere, such as a ledger, and go into commands."""
         if not (self.context is None or (isinstance(self.context, str) and _NAME.fullmatch(self.context))):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"{self.context!r} is no context; `kubectl config get-contexts` lists them.")
         if not (isinstance(self.namespace, str) and _NAMESPACE.fullmatch(self.namespace)):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -133,7 +128,6 @@ class Kubectl:
 
     @property
     def where(self) -> str:
-        """The cluster, for people."""
         return self.context or ("that this pod runs in" if in_pod() else "that kubectl means")
 
     def words(self, *words: str) -> list[str]:
@@ -142,11 +136,9 @@ class Kubectl:
         return ["kubectl", *place, f"--namespace={self.namespace}", *words]
 
     def command(self, *words: str) -> list[str]:
-        """The command that does this there."""
         return [find_kubectl(), *self.words(*words)[1:]]
 
     def refused(self, action: str, said: str) -> KubernetesRefused:
-        """The error for what kubectl said."""
         kind = next((kind for says, kind in _KINDS if re.search(says, said, re.MULTILINE)), "other")
         meaning = _MEANINGS.get(kind, "")
         reason = re.search(r"^Error from server \((\w+)\)", said, re.MULTILINE)
@@ -160,18 +152,18 @@ class Kubectl:
         return _CLASSES.get(kind, KubernetesRefused)(action, reason[1] if reason else kind, text, self.where, known)
 
     def run(self, action: str, *words: str, data: bytes = b"", timeout: float = _TIMEOUT) -> str:
-        """What it said; KubernetesRefused if it failed. A login that was renewed just now is tried once more."""
+        """Its output; KubernetesRefused if it failed. A login renewed just now is retried once."""
         try:
             return self._run(action, words, data, timeout)
         except LoginExpired:
             return self._run(action, words, data, timeout)
 
     def read(self, action: str, *words: str, data: bytes = b"") -> list[dict[str, Any]]:
-        """The objects that it said; those of a list one by one."""
+        """The objects it printed; those of a list one by one."""
         return list(_objects(self.run(action, *words, "-o", "json", data=data)))
 
     def create(self, action: str, *items: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Makes objects; what came of them. Fields that do not exist are refused."""
+        """Unknown fields are refused."""
         # several as a list, since some versions read no JSON after a `---`
         given = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
         # of what cannot be changed later, kubectl would list the custom resources of the whole cluster to look for it
@@ -195,12 +187,11 @@ class Kubectl:
 
 
 def environment() -> dict[str, str]:
-    """What kubectl gets: everything, since login programs need it, but no settings that change what we read."""
+    """Everything, since login programs need it, but no settings that change what we read."""
     return {**os.environ, "LC_ALL": "C", "KUBERC": "off"}
 
 
 def _setting(*words: str) -> str:
-    """What kubectl's settings say; empty if they do not."""
     argv = [find_kubectl(), "config", *words]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT, env=environment(), check=False)
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -43,9 +43,7 @@ _PATHS = frozenset(
 
 
 def inherited(environ: Mapping[str, str], directory: str | None = None) -> dict[str, str]:
-    """The part of our environment that local nodes get: what programs need, without secrets. Relative paths are made
-    absolute against `directory` (default: the current one).
-    """
+    """What programs need of our environment, without secrets. Relative paths are made absolute against `directory`."""
     return {
         name: _absolute(value, directory) if name in _PATHS else value
         for name, value in environ.items()
@@ -61,7 +59,7 @@ def _absolute(paths: str, directory: str | None) -> str:
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process in its own session, which Ctrl-C in the terminal does not reach; ending it ends all of the session."""
+    """A process in its own session, out of reach of Ctrl-C; ending it ends the session."""
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class Program(subprocess.Popen[bytes]):
             os.killpg(self.pid, signal.SIGKILL)
 
     def finish(self, name: Sequence[str], data: bytes | None, timeout: float | None) -> tuple[bytes, str]:
-        """What it writes until it ends: output, and errors as text. `name` is what a timeout calls it."""
+        """Output, and errors as text, once it ends. `name` is what a timeout calls it."""
         with self:
             try:
                 out, err = self.communicate(data, timeout)

@@ -65,10 +65,10 @@ class Layout:
 
 
 def candidates(machines: Sequence[Sequence[Address]]) -> list[tuple[Address, ...]]:
-    """Ways to give every machine an address: shared networks first, then the addresses that ssh uses.
+    """Ways to give every machine an address: shared networks first, then ssh's addresses.
 
-    Each machine's first address is the one by which the client reached it. Among shared networks, one that the client
-    does not use comes first: it was built for the machines.
+    A machine's first address is the one by which the client reached it. A shared network unused by the client comes
+    first: it was built for the machines.
     """
     shared: list[tuple[Address, ...]] = []
     for address in machines[0]:
@@ -101,9 +101,7 @@ _PROBE_TIMEOUT = 3.0
 def find_layout(
     hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float, alone: bool = True
 ) -> Layout:
-    """Chooses addresses, leaving a listener on each, and tests every pair. A single host uses loopback if it stays
-    `alone`.
-    """
+    """Leaves a listener on each address, and tests every pair. A single host uses loopback if it stays `alone`."""
     if len(hosts) == 1 and alone:
         return Layout((_LOOPBACK,) * len(hosts[0].nodes))
     if network == "star":
@@ -128,7 +126,7 @@ def find_layout(
 
 
 def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> Address:
-    """The address of a replacement host: in the same network as `old`, if possible."""
+    """In the same network as `old`, if possible."""
     if old == _LOOPBACK:
         return old
     found = _addresses(host, deadline)

@@ -44,7 +44,7 @@ _THREAD_VARIABLES = (
 def agent_settings(
     context: PoolContext, node: int, host: Host, info: InstanceInfo, greeting: Greeting, gpus: PoolGpus
 ) -> NodeSettings:
-    """The settings an agent needs to start its runners; `greeting` is what it says of itself."""
+    """What an agent needs to start its runners; `greeting` is what it says of itself."""
     slots, ranks = context.worker.concurrency, info.local_world_size
     processes, threads = (slots * ranks, 1) if context.worker.process else (ranks, slots)
     counts = thread_counts(len(host.nodes) * processes, greeting.get("cpus", 1), host.env, context.local, os.environ)
@@ -114,7 +114,7 @@ def instance_info(
 def counted_ranks(
     context: PoolContext, hosts: Mapping[int, Host], greetings: Sequence[Greeting], names: Sequence[str]
 ) -> Ranks:
-    """Processes per node as requested, or with "gpu" one per GPU. Missing nodes come last and have no greeting."""
+    """With "gpu" one process per GPU. Missing nodes come last and have no greeting."""
     asked, there = context.spec.processes, [1 if greeting else 0 for greeting in greetings]
     if asked != "gpu":
         return Ranks([asked * count for count in there])

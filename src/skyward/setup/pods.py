@@ -1,4 +1,4 @@
-"""A pod reached by `kubectl exec`: programs and connections are commands in it, and what they read and write is piped.
+"""A pod reached by `kubectl exec`: programs and connections are commands whose input and output is piped.
 
      this computer                                              the pod
 PodShell ── pipes ── kubectl exec ══ WebSocket ══ API server ══ kubelet ── a program
@@ -63,7 +63,7 @@ class PodShell:
         return self._target.pod
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Waits until commands run there; errors that cannot pass are final."""
+        """Waits until commands run; errors that cannot pass are final."""
         for pause in backoff(*_PAUSES):
             try:
                 done = self.run(["true"], timeout=_ATTEMPT)
@@ -85,7 +85,7 @@ class PodShell:
                 report(str(why).partition("\n")[0])
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """`env` is ignored: whoever may look at processes could read it on the command line."""
+        """Ignores `env`: others could read it on the command line."""
         process = self._keep(Program(self._exec("sh", "-c", _START), environment(), stderr=stderr))
         assert process.stdin is not None
         try:
@@ -128,7 +128,7 @@ class PodShell:
         return self._said
 
     def close(self) -> None:
-        """In a forked child the parent's programs are left alone."""
+        """A forked child leaves the parent's programs alone."""
         self._closed.set()
         with self._lock:
             processes, self._processes = self._processes, []
@@ -163,7 +163,7 @@ class PodShell:
         return Finished(int(found[-1][1]), out, err[: found[-1].start()])
 
     def _lost(self, program: str, said: str) -> Exception:
-        """Why a command did not come to its end: kubectl could not start it, or the stream was cut."""
+        """kubectl could not start the command, or the stream was cut."""
         error = self._kubectl.refused(f"running {program} in {self.name}", said)
         if error.kind in ("credentials", "permission", "missing"):
             return error
@@ -174,5 +174,5 @@ class PodShell:
 
 
 def _line(argv: Sequence[str]) -> bytes:
-    """A command as one line, as `printf %b` undoes it."""
+    """One line that `printf %b` undoes."""
     return shlex.join(argv).replace("\\", "\\\\").replace("\n", "\\n").encode() + b"\n"

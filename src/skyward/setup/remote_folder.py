@@ -1,9 +1,6 @@
-"""The folder of a detached run on another machine: a small program of the standard library reads it there.
+"""The folder of a detached run on another machine, read by a small program of the standard library there.
 
 viewer --lines of JSON--> ssh --> node/run_folder.py on the machine --> folder, steward's socket
-
-Whoever may log in there as the same user may look, during the run and afterwards. It takes no key of the pool's, and
-another version of Skyward reads the same folder.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _LIST = 'for at in "${SKYWARD_CACHE:-$HOME/.cache/skyward}"/runs/*/; do echo "$a
 
 
 def find(shell: Shell, name: str) -> tuple[str, dict[str, Any]]:
-    """The folder of the last run of this name on a machine, and how its journal begins."""
+    """The folder of the last run of this name, and how its journal begins."""
     shell.connect(time.monotonic() + _LOGIN)
     lines = shell.run(["sh", "-c", _LIST], timeout=_LOGIN).out.split(b"\n")
     pairs = [(path.decode().rstrip("/"), journal.parsed(head)) for path, head in itertools.pairwise(lines)]

@@ -1,4 +1,4 @@
-"""Checks hosts in parallel: each by itself, then the network between them, as a pool would use it."""
+"""Checks hosts in parallel: each by itself, then the network between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the facts of hosts mean for a pool. Pure functions."""
+"""What facts about hosts mean for a pool. Pure functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds by which a host's clock is ahead of ours, and the possible error."""
+    """How many seconds a host's clock is ahead, and the possible error."""
 
     offset: float
     uncertain: float
@@ -293,7 +293,7 @@ class Gpu:
 
 @dataclass
 class Facts:
-    """What a host has reported; missing facts are empty or None. Sizes in kilobytes."""
+    """Missing facts are empty or None. Sizes in kilobytes."""
 
     system: str = ""
     libc: str = ""

@@ -1,8 +1,8 @@
-"""Resolves an image's packages to files with uv: each name from its own index, nothing built unless requested.
+"""Resolves an image's packages to files with uv; builds nothing unless requested.
 
     pip entries ─► requirements ─► uv pip compile ─► pylock.toml ─► pins
 
-A name from an index that was not requested is first a stub; if something depends on it, uv runs again with that index.
+A name from an unrequested index is first a stub; if something depends on it, uv runs again with that index.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Resolution:
     report: Callable[[str], None] = lambda _: None
 
     def pins(self, own: Path, *, here: bool = False) -> tuple[Pin, ...]:
-        """The packages to install, with `own`, the wheel of Skyward itself."""
+        """`own` is the wheel of Skyward itself."""
         (self.work / _BUILD_LIMITS).write_text(closed_to_builds(listed(self.image)))
         (self.work / "requirements.txt").touch()
         lines = [self._sendable(number, entry) for number, entry in enumerate(self.image.pip)]
@@ -203,7 +203,7 @@ class Resolution:
 
 
 def _with(option: str, file: str) -> list[str]:
-    """Adds `option file`, together with the files of the user's own variable, which the option would replace."""
+    """Adds the user's own files too, whose variable the option would replace."""
     variable = {"--overrides": "UV_OVERRIDE", "--constraints": "UV_CONSTRAINT"}[option]
     own = uv_environment(os.environ).get(variable) or os.environ.get(variable, "")
     return [word for path in (file, *own.split()) for word in (option, path)]
@@ -248,7 +248,7 @@ def _wheel_name(address: str) -> str | None:
 
 
 def _foreign_workspace(path: Path) -> Path | None:
-    """A project above the source tree that another user may have written: it could redirect build dependencies."""
+    """A project above the source tree that another user may have written."""
     for file in (folder / "pyproject.toml" for folder in path.resolve().parents):
         try:
             if file.exists():

@@ -1,4 +1,4 @@
-"""Makes an image's environment on this computer: the running interpreter, or one that uv makes and the cache keeps.
+"""Makes an image's environment on this computer: the running interpreter, or a cached one made by uv.
 
 image --satisfied?--> sys.executable
       --otherwise---> <cache>/<key>.tmp-*/env --(marker, rename)--> <cache>/<key>/bin/python
@@ -46,9 +46,7 @@ _LOCKED = re.compile(r"Could not get lock .*|.* lock(?:ed)? .*by another process
 
 @dataclass(frozen=True)
 class Environment:
-    """Where user code runs: interpreter, variables, and the pool's directory. `record` is the file that lists the
-    packages if they were resolved just now.
-    """
+    """Interpreter, variables, and the pool's directory. `record` lists the packages if they were just resolved."""
 
     python: str
     env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -135,7 +133,7 @@ class _Build:
 
     @contextmanager
     def lock(self, path: Path) -> Generator[None]:
-        """An inter-process lock, released when its holder dies."""
+        """Between processes; released when its holder dies."""
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
             waiting = False
             while True:

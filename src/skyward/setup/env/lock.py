@@ -101,7 +101,7 @@ def only_locked(text: str, locked: Iterable[Locked]) -> dict[str, Any]:
 
 
 def check_asked(entries: Sequence[str], locked: Iterable[Locked], ours: Mapping[str, str]) -> None:
-    """Refuses `pip` entries that the lock does not have in a matching version, except `ours`."""
+    """Refuses entries that the lock lacks in a matching version, except `ours`."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 

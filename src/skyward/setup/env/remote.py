@@ -202,7 +202,7 @@ def _make(
     because: BootstrapError | None = None,
     python: Path | None = None,
 ) -> None:
-    """Builds the environment. With `because`, the host could not download and everything is sent."""
+    """With `because`, the host could not download and everything is sent."""
     try:
         with _timed(report, _FETCHING if because else RESOLVING):
             try:
@@ -395,12 +395,12 @@ class Packages:
         return {pin.name: "" if pin.marker or pin.file.startswith(built) else pin.wanted for pin in found}
 
     def listing(self) -> str:
-        """What was resolved, as a requirements.txt with hashes, for the first platform."""
+        """A requirements.txt with hashes, for the first platform."""
         found = sorted(self._home.glob("*.txt"))
         return found[0].read_text() if found else ""
 
     def recipe(self, platform: str, cache: str, deadline: float, carry: bool = False) -> Recipe:
-        """Resolves for a platform unless cached. With `carry` the host needs no network."""
+        """Cached. With `carry` the host needs no network."""
         with self._lock:
             mine = platform not in self._found
             future = self._found.setdefault(platform, Future())

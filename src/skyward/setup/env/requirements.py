@@ -60,9 +60,7 @@ _GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/\s$]+)@(?P<host>[^/
 
 @dataclass(frozen=True)
 class Pin:
-    """One package as it is installed. `hashes` starts with that of the preferred file, which is at `url`, or here as
-    `file`.
-    """
+    """`hashes` starts with that of the preferred file, which is at `url`, or here as `file`."""
 
     name: str
     wanted: str
@@ -194,9 +192,7 @@ def git_login(entry: str) -> tuple[str, str, str] | None:
 
 
 def git_settings(entries: Iterable[str], first: int = 0) -> dict[str, str]:
-    """Variables that pass git logins, which would show in URLs on command lines. `first` is the number of existing
-    settings.
-    """
+    """Variables that pass git logins, which would show on command lines. `first` is the number of existing settings."""
     found = [login for entry in entries if (login := git_login(entry))]
     # The closer match comes first and counts; that for the server is for the repositories within a repository.
     headers = {repository: login for _, repository, login in reversed(found)}

@@ -220,8 +220,9 @@ _VCS = re.compile(r"\s@ (?:git|hg|svn|bzr)\+")
 
 
 def project(named: Sequence[str], indexes: Sequence[PipIndex]) -> str:
-    """A pyproject.toml by which uv takes the packages that an index lists from that index only. As a workspace root it
-    also keeps uv from settings in parent directories.
+    """A pyproject.toml by which uv takes an index's packages from that index only.
+
+    As a workspace root it also keeps uv from settings in parent directories.
     """
     head = ["[project]", 'name = "skyward-environment"', 'version = "0"']
     head += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
@@ -272,7 +273,7 @@ def without_builds(built: Iterable[str]) -> list[str]:
 
 
 def closed_to_builds(names: Iterable[str]) -> str:
-    """Build constraints that exclude packages of the image's indexes: uv would take them from another one."""
+    """Excludes packages of the image's indexes: uv would take them from another one."""
     return "".join(f"{name}<0\n" for name in sorted(names))
 
 
@@ -282,7 +283,7 @@ def _is_source(pin: Pin, image: Image) -> bool:
 
 
 class Logins:
-    """The logins in `pip` URLs, as variables that uv expands or git reads."""
+    """Logins in `pip` URLs, as variables that uv expands or git reads."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self.variables = git_settings(entries)

@@ -54,7 +54,7 @@ def cache_root() -> Path:
 
 
 def own_directory(root: Path, *names: str) -> Path:
-    """Creates a directory of the cache; refuses one that another user can write to."""
+    """Refuses a directory that another user can write to."""
     try:
         return private.make(root, *names)
     except private.NotPrivate as exc:
@@ -65,7 +65,7 @@ def own_directory(root: Path, *names: str) -> Path:
 
 
 def find_uv() -> str:
-    """uv's path. Locked: `sysconfig` in Python 3.11 may show half-filled tables to other threads."""
+    """Locked: `sysconfig` in Python 3.11 may show half-filled tables to other threads."""
     from uv import find_uv_bin
 
     with _FINDING:
@@ -84,9 +84,7 @@ def run_uv(
     work: Path,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns uv's stdout. `work` is private and has a pyproject.toml: uv would otherwise read settings in any parent
-    directory.
-    """
+    """Returns stdout. `work` is private and has a pyproject.toml: uv would read settings in any parent directory."""
     # Most pools on this computer do not get here.
     from skyward.api.secret import installer_environment
     from skyward.setup.env.script import index_logins, project

@@ -2,7 +2,6 @@
 
 arrivals = open_arrivals(pool, ttl=..., lease=...)       `arrivals.text` is a secret for the machines
 machines = arrivals.wait(range(4), deadline, report)     each runs `join_program()` with that text
-arrivals.close()                                         tells all of them to end
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ class Joined:
 
     @property
     def pid(self) -> int:
-        """There is no local process; this is our own id."""
+        """Our own: there is no local process."""
         return os.getpid()
 
     def poll(self) -> int | None:
@@ -232,8 +231,7 @@ def open_arrivals(
     """Listens on `host` (empty: all addresses), or at the ssh host `relay`; machines get its addresses, or `advertise`.
 
     After a SIGTERM from the scheduler, nodes have `grace` seconds. `warn` gets refused joiners. If machines are
-    `interchangeable`, a late or restarted one may take any open place. `hint` is one sentence on what to do if machines
-    cannot reach us.
+    `interchangeable`, a late or restarted one may take any open place. `hint`: what to do if machines cannot reach us.
     """
     made = Arrivals(pool, ttl, lease, grace, warn, interchangeable, hint)
     try:
@@ -358,8 +356,9 @@ class Arrivals:
         failed: Callable[[], str | None] = lambda: None,
         least: int | None = None,
     ) -> list[Machine]:
-        """The machines of these places, once all have come or `deadline` (monotonic) has passed. With `least`, that
-        many are enough once no more come for a while. `failed` returns a sentence when the rest will never come.
+        """Once all have come or `deadline` (monotonic) has passed.
+
+        With `least`, that many are enough once no more come for a while. `failed` says when the rest will never come.
         """
         places = list(places)
         with self._changed:
@@ -439,7 +438,7 @@ class Arrivals:
         self._control.after_fork()
 
     def close(self) -> None:
-        """Tells all machines to end; may be repeated."""
+        """May be repeated."""
         with self._changed:
             members = list(self._members.values())
             if self._closed:
@@ -549,8 +548,9 @@ _ABSENT = 20.0  # seconds; machines whose connection breaks are back sooner
 
 
 class Refused(Exception):
-    """A joiner is refused; the user hears of it only if it knew the secret. It may retry if `again`. `instead_of` is an
-    absent machine that it was started to replace.
+    """The user hears of it only if the joiner knew the secret.
+
+    It may retry if `again`. `instead_of`: the machine it replaces.
     """
 
     def __init__(self, why: str, known: bool, again: bool = False, instead_of: int | None = None) -> None:
@@ -559,7 +559,7 @@ class Refused(Exception):
 
 
 class Places:
-    """The places of a pool: open until taken or expired, then bound to a key."""
+    """Open until taken or expired, then bound to a key."""
 
     def __init__(self, pool: str, secret: str) -> None:
         self._pool, self._secret = pool, secret
@@ -597,8 +597,9 @@ class Places:
         return next((place for place, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
 
     def admit(self, place: int | None, proof: str, key: str, away: Mapping[int, float] | None = None) -> int:
-        """Assigns a place and binds it to the key; raises Refused. `away`: seconds since an absent machine left, if
-        places are interchangeable.
+        """Binds a place to the key; raises Refused.
+
+        `away`: seconds since an absent machine left, if interchangeable.
         """
         if not hmac.compare_digest(proof.encode(), token(self._secret, self._pool, place).encode()):
             raise Refused("it does not know this pool's secret", False)
@@ -625,7 +626,7 @@ class Places:
         return place
 
     def _any(self, place: int | None, digest: str, away: Mapping[int, float]) -> int:
-        """The requested place or another; that of an absent machine only if the pool has not used it."""
+        """The requested place or another; that of an absent machine only if unused."""
         if place in self._open:
             return place
         if place in self._bound and place not in away and place not in self._retired:

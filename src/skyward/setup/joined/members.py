@@ -73,9 +73,7 @@ class Member:
         self._send(self, message)
 
     def stream(self, order: Callable[[str], Message], secure: bool, timeout: float = _ANSWER) -> socket.socket:
-        """Orders something for which the machine opens another connection, and returns that. Raises NotStarted if the
-        machine refuses, OSError if it is not connected.
-        """
+        """The connection that the machine opens for an order. NotStarted if it refuses, OSError if not connected."""
         deadline = time.monotonic() + timeout
         with self.changed:
             # whoever closes a pool does not wait for each machine that was lost long ago
@@ -282,9 +280,7 @@ _TLS_HANDSHAKE = 0x16
 
 
 class Listener:
-    """Accepts connections, each in a thread until its greeting is read. `joins` and `streams` close
-    what they refuse.
-    """
+    """Each connection has a thread until its greeting is read. `joins` and `streams` close what they refuse."""
 
     def __init__(
         self,
@@ -294,7 +290,7 @@ class Listener:
     ) -> None:
         identity = authority.issue("listener")
         self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(identity.cert)).hexdigest()
-        """Machines check this before they send anything."""
+        """Checked by machines before they send anything."""
         self._tls = context(identity, server=True)
         self._tls.verify_mode = ssl.CERT_NONE  # who arrives has a token, and no certificate yet
         self._tls.num_tickets = 0

@@ -1,7 +1,6 @@
-"""One connection of the OpenSSH program, over which others run commands and reach ports.
+"""One master connection of OpenSSH, over which others run commands and reach ports.
 
-The master process ends with a pipe from us. Its sockets are in a directory that only this user can enter: one for
-control, and one for each address there.
+It ends with a pipe from us. Its sockets are in a directory that only this user can enter.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from skyward.transport import private
 __all__ = ["READY", "Connection", "options", "private_directory", "remote_line", "would_send"]
 
 READY = "skyward-ready"
-"""Printed by the remote shell after any output of its start-up files."""
+"""Printed after any output of start-up files."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,-]+")
 _OPTIONS = """
@@ -64,7 +63,7 @@ def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
 
 
 def would_send(target: SshTarget) -> list[str]:
-    """Our environment variables that the user's ssh settings would send. No option undoes their `SendEnv`."""
+    """Our variables that the user's ssh settings would send: no option undoes `SendEnv`."""
     if not target.config:
         return []
     argv = ["ssh", *options(target, _LISTENING), "-G", "--", target.host]
@@ -105,7 +104,7 @@ def _quote(word: str) -> str:
 
 
 class Connection:
-    """An ssh master process; it ends when told, when we end, or when the other side is silent."""
+    """Ends when told, when we end, or when the other side is silent."""
 
     def __init__(
         self, target: SshTarget, directory: str, limit: float, fast: bool, without: Sequence[str] = ()
@@ -158,7 +157,7 @@ class Connection:
         return f"{self.said()}\nskyward: no answer after the login\n{noise.decode('utf-8', 'replace')}"
 
     def through(self, *args: str) -> list[str]:
-        """An ssh that uses this connection or fails: it cannot connect by itself."""
+        """An ssh that uses this connection or fails."""
         told = ["-F", "none", "-o", "ProxyCommand=false", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]
         return ["ssh", *told, "-S", f"{self._directory}/m", *args]
 
@@ -167,7 +166,7 @@ class Connection:
         return self.through("-T", "--", self._host, mark + remote_line(argv))
 
     def listen(self, local: str, host: str, port: int | None) -> None:
-        """Forwards the local socket `local` to an address there, or without a port to a socket file."""
+        """Forwards the local socket `local` to an address, or without a port to a socket file."""
         far = host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         argv = self.through("-O", "forward", "-L", f"{local}:{far}", "--", self._host)
         env = ssh_environment(os.environ)

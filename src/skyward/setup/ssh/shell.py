@@ -62,9 +62,7 @@ class SshShell:
         return str(self._target)
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Hosts that may still be starting are retried until `deadline`; other failures are final. A machine `booting`
-        for the first time may refuse keys at first.
-        """
+        """Retries hosts that may still be starting until `deadline`; one `booting` may refuse keys at first."""
         began = since = time.monotonic()
         last = None
         if self._target.host_keys == "accept-new":
@@ -90,7 +88,7 @@ class SshShell:
             raise
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """`env` is ignored: every user of the host could read it on the command line."""
+        """Ignores `env`: every user of the host could read it on the command line."""
         connection = self._connected()
         process = Program(connection.session(argv), ssh_environment(os.environ), stderr=stderr)
         if connection.noisy:
@@ -132,7 +130,7 @@ class SshShell:
             raise ConnectionResetError(f"the connection to {self.name} was lost at once.") from exc
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """A local command for `argv` there: over our connection while it lives, then over its own."""
+        """Over our connection while it lives, then over its own."""
         control = f"{self._directory}/m" if self._directory else "none"
         told = options(self._target, _ATTEMPT, self._fast)
         kept = [word for name in self._kept() for word in ("-u", name)]
@@ -150,7 +148,7 @@ class SshShell:
         return connection.said() if connection is not None else ""
 
     def close(self) -> None:
-        """In a forked child the parent's connection stays open."""
+        """A forked child leaves the parent's connection open."""
         if os.getpid() != self._owner:
             self.after_fork()
             return
@@ -178,7 +176,7 @@ class SshShell:
         return connection
 
     def _revive(self, limit: float) -> str:
-        """Reconnects if needed; returns what ssh printed if that failed. Threads share one attempt."""
+        """Returns what ssh printed on failure. Threads share one attempt."""
         with self._lock:
             if self._connection is not None and self._connection.alive:
                 return ""
@@ -302,7 +300,7 @@ class Cause:
     tries: int | None
     words: str
     lasting: float = math.inf
-    """Seconds after which it is final if nothing else happens."""
+    """Seconds after which it is final."""
 
 
 _KEY = "Give the right one with key=..., or add it to your agent with ssh-add (a key with a passphrase must be there)"
