@@ -1,4 +1,4 @@
-"""Every call to AWS: errors are translated here, and what may be repeated is repeated."""
+"""Every call to AWS: translates errors, and repeats what may be repeated."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ log = logging.getLogger("skyward.aws")
 @dataclass(frozen=True)
 class Pace:
     base: float = 0.5
-    """The first pause before a refused call is repeated; pauses double up to `cap`."""
+    """First pause before a refused call is repeated; doubles up to `cap`."""
     cap: float = 60.0
     budget: float = 300.0
     poll: float = 2.5
     settle: float = 5.0
-    """Between two empty listings, after which nothing is believed to be left."""
+    """Between two empty listings, after which nothing is left."""
     unanswered: float = 60.0
     boot: float = 60.0
 
@@ -127,8 +127,9 @@ class Api:
                 return found
 
     def identity(self) -> str:
-        """Who is logged in (an ARN). The call needs no permission. A role's session name is left out (most tools name
-        it after the time), except with single sign-on, where it is the person.
+        """Who is logged in (an ARN); needs no permission.
+
+        A role's session name is left out (most tools name it after the time), except with single sign-on.
         """
         if self.session.get_credentials() is None:
             raise _nobody(self.account, "no credentials were found")
@@ -257,8 +258,6 @@ _FAMILIES = (
 
 
 class CloudRefused(errors.CloudRefused):
-    """A call that AWS did not carry out, or did not answer."""
-
     def __str__(self) -> str:
         text = f"AWS did not carry out {self.action} in {self.region}: {self.message} ({self.code})."
         match self.kind:
@@ -282,8 +281,6 @@ class CredentialsMissing(errors.CredentialsMissing):
 
 
 class CredentialsExpired(errors.CredentialsExpired):
-    """The login to AWS has expired."""
-
     def __str__(self) -> str:
         return (
             f"the AWS login has expired: {self.action} in {self.region} was refused ({self.code}). "
@@ -293,8 +290,6 @@ class CredentialsExpired(errors.CredentialsExpired):
 
 
 class PermissionDenied(errors.PermissionDenied):
-    """The AWS account, or the user in it, is not allowed to do this."""
-
     def __str__(self) -> str:
         message = self.message.split(" Encoded authorization failure message")[0]
         text = f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
@@ -304,8 +299,6 @@ class PermissionDenied(errors.PermissionDenied):
 
 
 class QuotaExceeded(errors.QuotaExceeded):
-    """A quota of the AWS account is used up."""
-
     def __str__(self) -> str:
         which = f"the quota {self.quota}" if self.quota else "a quota"
         return (
@@ -395,7 +388,7 @@ def specification(kinds: Iterable[str], tags: Mapping[str, str]) -> list[dict[st
 
 
 def filters(**values: Sequence[str] | str) -> list[dict[str, Any]]:
-    """Filters for a describe call; `pool=`, `owner=` stand for their tags, others for fields (`_` for `-`)."""
+    """`pool=`, `owner=` stand for their tags, others for fields (`_` for `-`)."""
     names = {"pool": f"tag:{POOL}", "owner": f"tag:{OWNER}"}
     return [
         {"Name": names.get(key, key.replace("_", "-")), "Values": [value] if isinstance(value, str) else list(value)}

@@ -61,7 +61,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_endpoint(recorded: str, known: str | None, environ: Mapping[str, str], settings: str = "") -> None:
-    """Refuses to send signed requests to where only a ledger or a settings file says."""
+    """Refuses to send signed requests where only a ledger or a settings file says."""
     from urllib.parse import urlsplit
 
     own = {value for name, value in environ.items() if name.startswith("AWS_ENDPOINT_URL")}

@@ -294,9 +294,7 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
 
 
 def attempts(offers: Sequence[CloudOffer], count: int, mixed: bool = False) -> list[tuple[CloudOffer, ...]]:
-    """What is tried in turn: all nodes in one zone for every offer of a price class, then spread over its zones.
-    `mixed`: by price alone, spreading last.
-    """
+    """All nodes in one zone for every offer of a price class, then spread over its zones. `mixed`: by price alone."""
     classes = [list(offers)] if mixed else [[o for o in offers if o.market == m] for m in ("spot", "on-demand")]
     tried: list[tuple[CloudOffer, ...]] = []
     for some in classes:

@@ -1,4 +1,4 @@
-"""Gives a pool back: ends, deletes, and reads back until nothing that was made for it is left."""
+"""Releases a pool: ends, deletes, and reads back until nothing that was made for it is left."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def things(api: Api, **requested: str) -> list[Thing]:
 
 
 def delete(api: Api, thing: Thing) -> bool:
-    """False while something else still needs it. What is gone already is no error."""
+    """False while something else still needs it."""
     how = KINDS[thing.kind]
     try:
         api.call("ec2", how.delete, True, **{how.parameter: thing.id})
@@ -123,9 +123,7 @@ class _Work:
 def give_back(
     api: Api, pool: str, owner: str, ledger: Ledger | None, report: Report = lambda text: None
 ) -> CloudReceipt:
-    """Ends everything of a pool and confirms it, or says what is left and how to end it. Without a complete ledger,
-    tags are watched for things that appear late.
-    """
+    """Confirms it, or says what is left. Without a complete ledger, waits for tagged things that appear late."""
     pace, began = api.account.pace, time.monotonic()
     history = ledger.history if ledger is not None else History(pool)
     work = _Work(history, PoolClaim(pool, owner, history))
@@ -307,9 +305,7 @@ def _remark(pool: str, region: str, strange: Mapping[str, str]) -> str:
 
 
 def found_leftovers(api: Api, owner: str) -> list[Leftover]:
-    """Everything with the owner's tag, and what others have tagged as part of the owner's pools, with a reason in
-    `foreign`.
-    """
+    """Everything with the owner's tag; what others tagged has a reason in `foreign`."""
     machines = [machine for machine in tagged(api, tag_key=POOL) if machine.state != "terminated"]
     others = things(api, tag_key=POOL)
     mine = owner[:256]

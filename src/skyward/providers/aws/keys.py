@@ -1,4 +1,4 @@
-"""The pool's key pair at AWS, and what is done on a machine while it is set up."""
+"""The pool's key pair at AWS, and the setup steps on its machines."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ exit 1
 
 
 def prepare(shell: Shell, id: str) -> tuple[dict[str, str], str | None]:
-    """Mounts the machine's local disk and puts temporary files there; returns what failed."""
+    """Mounts the local disk for temporary files; returns what failed."""
     done = shell.run(["sh", "-c", _ROOT + _EFA + LOCAL_DISK, "sh", id], timeout=60)
     if done.code != 0:
         return {}, f"the machine's local disk is not used: {_last(done.err)}. Environments are on its root disk"

@@ -1,4 +1,4 @@
-"""Launches machines: one call for all of them, elsewhere if there is no room, and nothing half-made left."""
+"""Launches machines: all in one call, elsewhere if there is no room, and nothing half-made left."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def launch(
     count: int,
     ready: Callable[[list[str]], list[CloudMachine]],
 ) -> list[CloudMachine]:
-    """`count` machines from the first of `tries` that has them. A used-up quota rules out what else it counts."""
+    """From the first of `tries` that has them. A used-up quota rules out what else it counts."""
     failed: list[str] = []
     full: dict[str, QuotaExceeded] = {}
     locked: dict[str, str] = {}  # price class -> the machine whose disk could not be made
@@ -328,7 +328,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to launch: `count` machines with login `user`, in the order of `tries`."""
+    """In the order of `tries`."""
 
     count: int
     offers: Sequence[CloudOffer]
@@ -426,7 +426,7 @@ def _order(api: Api, ledger: Ledger, spec: Spec, wanted: Wanted) -> Order:
 
 
 def _alike(ledger: Ledger, wanted: Wanted) -> Wanted:
-    """More machines for a pool use EFA if its others do, and then stay in their zone."""
+    """More machines use EFA if the others do, and stay in their zone."""
     made = [record.data for record in ledger.history.made("instance").values()]
     if not made or not made[-1].get("efa"):  # earlier ones may have been of a try that came to nothing
         settings = replace(wanted.settings, efa=replace(wanted.settings.efa, asked=False))

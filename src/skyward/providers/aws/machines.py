@@ -53,7 +53,7 @@ class CloudMachine(Machine):
     state: State = "pending"
     reason: str = ""
     token: str = ""
-    """The token of its launch, and the name of its key pair: neither can change."""
+    """Of its launch; neither it nor the name of its key pair can change."""
     key_name: str = ""
     image: str = ""
     architecture: str = "x86_64"
@@ -87,7 +87,7 @@ class CloudMachine(Machine):
 
 
 def described(api: Api, ids: Sequence[str], **how: Any) -> list[CloudMachine]:
-    """Instances by id, in the order of the ids, without those that AWS does not show (yet, or any more)."""
+    """In the order of the ids, without those that AWS does not show (yet, or any more)."""
     found: dict[str, CloudMachine] = {}
     for start in range(0, len(ids), _VALUES):
         some = _asked(api, filters(instance_id=ids[start : start + _VALUES]), **how)
@@ -255,7 +255,7 @@ def find_endpoint(api: Api, vpc: str) -> Endpoint:
 
 
 def entrance(endpoint: Endpoint | None) -> list[dict[str, Any]]:
-    """The rules by which ssh gets in: from the endpoint; none for SSM."""
+    """Rules by which ssh gets in; none for SSM."""
     if endpoint is None:
         return []
     pairs = [{"GroupId": group, "Description": f"endpoint {endpoint.id}"} for group in endpoint.groups]
@@ -286,7 +286,7 @@ def _version() -> str:
 
 
 def note_ends(ledger: Ledger, machines: Sequence[CloudMachine], by_us: bool = False) -> None:
-    """Records which machines have ended; `by_us`: all of them, just now."""
+    """`by_us`: all of them, just now."""
     for machine in machines:
         if not (by_us or machine.gone) or machine.id in ends(ledger.history):
             continue

@@ -1,4 +1,4 @@
-"""Subnets, and the security group that lets in SSH from the caller and the pool's own traffic."""
+"""Subnets, and the security group for SSH and the pool's own traffic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 FRESH = 30.0
-"""Seconds in which what was just created may not be known everywhere."""
+"""Seconds in which a new resource may not be known everywhere."""
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 _ASKING = 8.0
 
@@ -47,9 +47,7 @@ class Subnet:
 
 
 def subnets(api: Api, given: Sequence[str] = (), public: bool = True, demanded: bool = True) -> list[Subnet]:
-    """The subnets that were named, or those of the default VPC. Those without `public` addresses are refused if that is
-    `demanded`, else marked.
-    """
+    """Those named, or those of the default VPC. Without `public` addresses: refused if `demanded`, else marked."""
     requested: dict[str, Any] = {"SubnetIds": list(given)} if given else {"Filters": filters(default_for_az="true")}
     found = api.pages("ec2", "describe_subnets", "Subnets", **requested)
     if not found:
@@ -179,7 +177,7 @@ def _let_in(api: Api, group: str, entrance: Sequence[dict[str, Any]]) -> None:
 
 
 def _let_out(api: Api, group: str) -> None:
-    """Allows traffic to the group itself: for EFA the rule that allows all addresses does not count."""
+    """For EFA a rule that allows all addresses does not count."""
     among = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     try:
         api.call("ec2", "authorize_security_group_egress", GroupId=group, IpPermissions=[among])
@@ -202,7 +200,7 @@ def _leads_out(api: Api, subnet: str, vpc: str) -> bool:
 
 
 OURS = "the computer that opened the pool"
-"""Marks rules that we made; whatever else is in the group is the user's."""
+"""Marks our rules; the others are the user's."""
 _KEPT = 2  # a computer between two networks, such as with a VPN that comes and goes, returns without asking
 
 

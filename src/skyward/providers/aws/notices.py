@@ -1,8 +1,6 @@
-"""Waits for EC2's notice that this machine is to be taken away.
+"""Waits on a node for EC2's notice that the machine is to be taken away.
 
-    PUT /latest/api/token  ->  a token  ->  GET /latest/meta-data/spot/instance-action: 404 until there is notice
-
-Runs on a node, in a thread, with the standard library.
+PUT /latest/api/token  ->  a token  ->  GET /latest/meta-data/spot/instance-action: 404 until there is notice
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def taken_at(body: bytes) -> float:
 
 
 def remaining(deadline: float, date: str | None, now: float) -> float:
-    """The seconds until a deadline, by the Date of the answer where this machine's clock is wrong."""
+    """By the Date of the answer where this machine's clock is wrong."""
     try:
         server_time = parsedate_to_datetime(date).timestamp() if date else now
     except ValueError:

@@ -1,7 +1,4 @@
-"""What machines and their disks cost: asked of AWS, and unknown where the account may not ask.
-
-On-demand prices are kept while the program runs, spot prices are asked each time.
-"""
+"""What machines and their disks cost: asked of AWS, and unknown where the account may not ask."""
 
 from __future__ import annotations
 
@@ -57,13 +54,11 @@ class DiskPrices:
 
 
 LIST_PRICES = DiskPrices(0.08, 0.005, 0.04)
-"""Those of us-east-1, https://aws.amazon.com/ebs/pricing; used where AWS does not say others."""
+"""us-east-1, https://aws.amazon.com/ebs/pricing; used where AWS gives no others."""
 
 
 def root_disk(image_gb: int, size: int | None = None, throughput: int | None = None, most: float = 0.0) -> Disk:
-    """The disk of a machine that starts from an image of `image_gb`. `most` is what a machine can read in MB/s (0: not
-    known).
-    """
+    """`most`: what the machine can read in MB/s (0: not known)."""
     gb = max(size, image_gb) if size else max(50, image_gb + ROOM_GB)
     if throughput is None:
         raised = _LARGE_THROUGHPUT if image_gb >= _LARGE_IMAGE else _FREE_THROUGHPUT
@@ -72,7 +67,7 @@ def root_disk(image_gb: int, size: int | None = None, throughput: int | None = N
 
 
 PUBLIC_ADDRESS = 0.005
-"""Dollars per hour, the same in every region: https://aws.amazon.com/vpc/pricing."""
+"""Dollars per hour in every region: https://aws.amazon.com/vpc/pricing."""
 
 _FIXED = {
     "operatingSystem": "Linux",

@@ -378,7 +378,7 @@ def _own_address(aws: AWS) -> str:
 
 
 def _hasty(aws: AWS, **changes: Any) -> AWS:
-    """This provider with less patience, for questions that are asked again anyway."""
+    """With less patience, for questions that are repeated anyway."""
     return replace(aws, pace=replace(aws.pace, budget=min(aws.pace.budget, _HASTE)), **changes)
 
 

@@ -1,8 +1,6 @@
 """Warm starts: the disk of a machine whose environment is ready, kept as an image for later pools.
 
-    <state>/warm/<name>    one file per image, written before AWS is asked: only images named there are ours
-
-The image is made before the user's files come; what a first boot and a login have left is taken off the disk.
+<state>/warm/<name>    one file per image, written before AWS is asked: only images named there are ours
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ __all__ = ["UNUSED", "WARM", "Kept", "delete", "keep", "kept", "listed", "warm_f
 WARM = "skyward:warm"
 UNUSED = 7 * 86400.0
 _GB_MONTH = 0.05
-"""Dollars for a gigabyte of snapshot per month in us-east-1; only what is used of the disk is charged."""
+"""Dollars per GB and month in us-east-1; only used blocks are charged."""
 _LOST = 3600.0  # seconds after which an image that AWS does not show will not appear any more
 _BOUND = 60.0
 # What a machine has to keep while it runs and an image must not have goes to memory, and comes back by itself, too.
@@ -187,7 +185,7 @@ def _ready(api: Api, owner: str, content: str) -> MachineImage | None:
 
 
 def _described(api: Api, item: Kept) -> dict[str, Any] | None:
-    """The account's image of that name with the same owner: names cannot be changed, tags can."""
+    """By name and owner: names cannot be changed, tags can."""
     found = api.pages("ec2", "describe_images", "Images", Owners=["self"], Filters=filters(name=item.name))
     ours = {"Key": OWNER, "Value": item.owner[:256]}
     return next(

@@ -19,10 +19,10 @@ __all__ = ["MARK", "main"]
 
 MARK = "skyward: "
 _INFEASIBLE = 5.0
-"""Seconds after which Ray's word counts that no node fits; just after a start it does not know all nodes."""
+"""Seconds until Ray's word counts that no node fits: at first it does not know all nodes."""
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 15.0)
 _LASTING = 60.0
-"""A joiner that ran for so many seconds did not fail at the start."""
+"""Seconds after which a joiner has not failed at the start."""
 _LOOK = 2.0
 _SHOWN = 8
 _GRACE = 30.0
@@ -54,7 +54,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def reason(text: str) -> str:
-    """Why an actor has ended: Ray's first line is always the same, those with tabs are ids."""
+    """Skips Ray's first line, which is always the same, and ids."""
     said = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("\t")]
     return " ".join(said[1:] or said or [text.strip()])[:300]
 
@@ -81,7 +81,7 @@ class Joiner:
         return {"node": node, "address": ray.util.get_node_ip_address(), "gpus": gpus}
 
     def wait(self) -> tuple[int, str]:
-        """Its exit code, and its last output. While the client takes an earlier one for alive, it is tried again."""
+        """Exit code and last output. Retries while the client takes an earlier joiner for alive."""
         pause = 1.0
         while True:
             code = self._process.wait()

@@ -84,7 +84,7 @@ def known_token() -> str | None:
 
 
 def check_named(address: str, where: str) -> None:
-    """Refuses to send this user's token to an address that only a settings file names."""
+    """Refuses to send the user's token where only a settings file says."""
     own = {os.environ.get(name, "").rstrip("/") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
     if address.startswith("http") and address.rstrip("/") not in own and known_token() is not None:
         raise InvalidArgument(
@@ -106,9 +106,7 @@ class Jobs:
     timeout: float = 30.0
 
     def upload(self, driver: str, order: Mapping[str, Any]) -> str:
-        """Puts the files of a job there; returns the package's name. The order holds a secret: a package is not shown
-        by the API, unlike variables and entrypoint.
-        """
+        """Returns the package's name: the API does not show packages, unlike variables and entrypoint."""
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, text in (("start.sh", _START), ("driver.py", driver), ("order.json", json.dumps(order))):
@@ -148,7 +146,7 @@ class Jobs:
         return [job for job in ours if job.get("status") not in ENDED]
 
     def stop(self, id: str) -> str:
-        """Has Ray end a job; its state as long as it has not ended."""
+        """Its state as long as it has not ended."""
         try:
             self._ask("POST", f"/api/jobs/{quote(id)}/stop", "stopping the job")
         except RayRefused as exc:
@@ -240,7 +238,7 @@ class JobDriver:
 
 
 class BesideDriver:
-    """A driver process beside the client, whose standard input is the client's."""
+    """Its standard input is the client's."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         if importlib.util.find_spec("ray") is None:

@@ -45,7 +45,7 @@ _ENDING, _REPORTED = 30.0, 2.0
 _TOKEN = "ray-token"
 _JOBS_API = ("http://", "https://")
 _HEADLESS = 20.0
-"""Seconds for which the head refuses connections, and no node is connected, before all nodes are given up."""
+"""Seconds without head and nodes until all nodes are given up."""
 
 
 @corrects(
@@ -192,11 +192,10 @@ class RayLease(JoinedLease):
         self._head = ""
         self._refused: float | None = None
         self.headless = ""
-        """Why no node will come back; empty unless the head is gone."""
         self._lock = threading.RLock()
 
     def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
-        """Those that Ray moves because their machines were lost, or new ones."""
+        """Those that Ray moves after a loss, or new ones."""
 
         def start(first: int) -> Driver:
             return _start(self._ray, spec, self.pool, self._ledger, count, first, self.arrivals.text)
@@ -206,9 +205,7 @@ class RayLease(JoinedLease):
     def get(
         self, count: int, demand: Mapping[str, float], timeout: float, report: Report, start: Callable[[int], Driver]
     ) -> list[RayMachine]:
-        """For places that Ray fills again after a loss, else new ones from `start`, which gets the number of the first
-        place.
-        """
+        """For places that Ray refills after a loss, else new ones from `start`, which gets the first place."""
         deadline = time.monotonic() + timeout
         if self.headless:
             raise SkywardError("the Ray cluster no longer has a head")
@@ -246,7 +243,7 @@ class RayLease(JoinedLease):
         return [replace(m, left=self.gone(m)) if isinstance(m, RayMachine) else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        """A driver whose machines have all gone ends, and releases its places."""
+        """A driver whose machines have all gone releases its places."""
         for machine in machines:
             if isinstance(machine, RayMachine):
                 self._dismiss(machine)
@@ -290,7 +287,7 @@ class RayLease(JoinedLease):
         return losses[-1] if len(losses) > place.losses else seen.ended
 
     def _without_head(self, refused: bool) -> bool:
-        """Whether the head is gone: its machine refuses us, and no node is connected."""
+        """Its machine refuses us, and no node is connected."""
         if self.headless:
             return True
         if not refused or self._forwarded() or any(map(self.arrivals.is_connected, list(self._places))):
@@ -312,7 +309,7 @@ class RayLease(JoinedLease):
         return bool(self.headless)
 
     def _forwarded(self) -> bool:
-        """Whether the head is asked through a port of this computer, which may have ended by itself."""
+        """Whether a local port, which may have ended by itself, forwards to the head."""
         local = urlsplit(self._where).hostname in ("localhost", "127.0.0.1", "::1")
         return local and not self._head.startswith("127.") and self._head not in [entry[1] for entry in addresses()]
 
@@ -323,7 +320,7 @@ class RayLease(JoinedLease):
 
 
 def _look(driver: Driver, waiting: Waiting, where: str, count: int, wish: str, moved: bool) -> None:
-    """Looks at a driver while its machines are waited for; raises the error that says why nobody will come any more."""
+    """Raises the error that says why nobody will come any more."""
     found = driver.report()
     if found.infeasible:
         raise NothingFits(wish, where, found.nodes)
@@ -347,7 +344,7 @@ def _not_joined(why: str) -> str:
 
 
 def _start(ray: Ray, spec: Spec, pool: str, ledger: Ledger | None, count: int, first: int, text: str) -> Driver:
-    """A driver for places from `first` on: as a job, or beside us."""
+    """As a job, or beside us."""
     order = {
         "pool": pool,
         "text": text,
@@ -385,7 +382,7 @@ def _start_ledger(ray: Ray, spec: Spec, pool: str) -> Ledger:
 
 
 def _stop_jobs(ray: Ray, pool: str, headless: str, report: Report) -> str | None:
-    """Stops the jobs of a pool, known or with its name, and reads that back. If the head is gone, so are its jobs."""
+    """Jobs known or with the pool's name; reads it back. If the head is gone, so are its jobs."""
     with given_back(pool) as ledger:
         history = History(pool) if ledger is None else ledger.history
         ids = list(history.left("job"))

@@ -1,4 +1,4 @@
-"""Runs the commands of Slurm: here, or on a login node by ssh."""
+"""Runs Slurm's commands here, or on a login node by ssh."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Commands:
         return self._result(argv[0], self._finished(["sh", "-c", _PLAIN, "sh", *argv], b""), check)
 
     def submit(self, options: Sequence[str], variable: str, secret: str, script: str) -> str:
-        """Submits a job; returns its id. The secret goes through standard input into a variable of the job."""
+        """Returns the job's id. The secret goes through standard input into a variable."""
         argv = ["sbatch", "--parsable", f"--export={variable}", *options]
         data = f"{secret}\n{script}".encode()
         done = self._finished(["sh", "-c", _WITH_SECRET, "sh", variable, *argv], data)
@@ -104,7 +104,7 @@ class Commands:
 
 
 class SlurmRefused(errors.CloudRefused):
-    """A command of Slurm that was not carried out; `code` is how it ended, `region` is where it was run."""
+    """`code` is the exit status, `region` where it ran."""
 
     def __str__(self) -> str:
         return self.message

@@ -54,7 +54,7 @@ __all__ = [
 
 
 FORMAT = "%i|%T|%r|%S|%e|%D|%N|%l|%j|%k"
-"""What squeue is asked for, in the order of `parse_jobs`. Times are seconds since 1970, by SLURM_TIME_FORMAT."""
+"""What squeue is asked for; times as seconds since 1970."""
 
 _NAME = "skyward-"
 _COMMENT = re.compile(r"skyward pool=(?P<pool>\S+) expires=(?P<expires>\d+)")
@@ -112,7 +112,7 @@ class Job:
         return not self.waits and not self.runs and self.state not in ENDING
 
     def time_over(self, now: float) -> bool:
-        """Whether its time limit is what ended it, or will soon. Slurm also sets the end of a job that it preempts."""
+        """Slurm also sets the end of a job that it preempts."""
         return self.state == "TIMEOUT" or (
             self.runs and self.start is not None and self.start + self.limit - now < WARNING + 60
         )
@@ -244,7 +244,7 @@ class Receipt(provider.Receipt):
 
 
 def listed(commands: Commands, id: str | None = None) -> list[Job]:
-    """Jobs of this user's pools, or one of them; also ended ones, as long as Slurm knows them."""
+    """Jobs of this user's pools, or of one; also ended ones that Slurm still knows."""
     which = ["-u", commands.user] if id is None else ["-j", id]  # --me came with Slurm 20.02
     try:
         return parse_jobs(commands.run("squeue", "-h", "-t", "all", *which, "-o", FORMAT))
@@ -259,7 +259,7 @@ def jobs_of(commands: Commands, pool: str) -> list[Job]:
 
 
 def answered(ask: Callable[[], _T], seconds: float | None, report: Report, meanwhile: str) -> _T:
-    """What Slurm answers; asked again for so many seconds while it does not."""
+    """Retried for `seconds`."""
     return asking.answered(ask, seconds, report, "Slurm", meanwhile, _passes)
 
 
@@ -297,9 +297,7 @@ def when_started(commands: Commands, id: str, patience: float | None, report: Re
 
 
 def check_wanted(commands: Commands, pool: str, known: Collection[str], report: Report) -> None:
-    """Refuses other nodes for a pool whose time is over, or whose job somebody else has cancelled. Slurm says how a job
-    has ended only when it is over: while one is ending, that is waited for.
-    """
+    """Refuses more nodes for a pool whose time is over, or whose job was cancelled; waits while a job is ending."""
     began = time.monotonic()
     for pause in pauses():
         jobs = [job for job in jobs_of(commands, pool) if job.id in known and job.id not in commands.cancelled]
@@ -341,7 +339,7 @@ def granted(commands: Commands, id: str, spec: Spec) -> str:
 
 
 def cancel(commands: Commands, jobs: Sequence[Job]) -> None:
-    """Cancels jobs; those that are over are no error."""
+    """Ignores jobs that are over."""
     commands.cancelled.update(job.id for job in jobs)
     for start in range(0, len(jobs), 50):
         with suppress(*UNANSWERED):
@@ -351,8 +349,9 @@ def cancel(commands: Commands, jobs: Sequence[Job]) -> None:
 def end(
     commands: Commands, pool: str, known: Sequence[str], told: bool, uncertain: bool, report: Report
 ) -> Receipt | None:
-    """Ends all jobs of a pool and waits until none is left. `told`: its nodes were told to end, so a job may end by
-    itself. `uncertain`: a job may have been submitted that we do not know.
+    """Waits until no job is left.
+
+    `told`: the nodes were told to end, so a job may end by itself. `uncertain`: a job may exist that we do not know.
     """
     cancelled, seen, rest = dict[str, float](), dict.fromkeys(known), ()
     told_to = "its nodes were asked to end" if told else "it has to end the jobs of the pool"
@@ -380,8 +379,9 @@ def end(
 
 
 def _only_clean_up(commands: Commands, jobs: Sequence[Job]) -> tuple[str, ...]:
-    """The nodes that Slurm cannot clean up, if nothing else is left of jobs: then none of them runs anything. A step
-    counts until the node has told the controller that it ended. Empty if that is not known.
+    """The nodes that Slurm cannot clean up, if nothing else is left; empty if unknown.
+
+    A step counts until the node has told the controller that it ended.
     """
     if not jobs or any(job.state not in ENDING or not job.nodes for job in jobs):
         return ()
@@ -478,9 +478,7 @@ def why_gone(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMac
 
 
 def end_machines(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMachine]) -> None:
-    """Ends some machines of a pool that stays open: the job of a single node, or a step of a larger one. A requeued job
-    would start for nothing.
-    """
+    """Cancels the job of a single node, or a step of a larger one. A requeued job would start for nothing."""
     known = {job.id: job for job in jobs_of(commands, arrivals.pool) if not job.over}
     for machine in machines:
         job, place = known.get(machine.job), _place(machine)
@@ -504,7 +502,7 @@ def _place(machine: SlurmMachine) -> int:
 
 
 class Taken:
-    """The nodes of a pool's jobs; thread-safe. Hold `submitting` while a job is submitted."""
+    """Nodes of a pool's jobs; thread-safe. Hold `submitting` while submitting."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
@@ -512,7 +510,7 @@ class Taken:
         self.submitting = threading.RLock()
 
     def nodes(self, commands: Commands, but: str = "") -> list[str]:
-        """The nodes taken now, except by one job. A waiting job has none."""
+        """Except those of one job. A waiting job has none."""
         with self.submitting:
             jobs = [job.id for job in jobs_of(commands, self._pool) if job.runs and job.id != but]
             running = [node for job in jobs for _, node in steps_of(commands, job).values()]
@@ -520,7 +518,7 @@ class Taken:
             return list(dict.fromkeys([*running, *starting]))
 
     def claim(self, commands: Commands, job: Job) -> list[str]:
-        """Takes the nodes of a job that has just started; returns those that another job already took."""
+        """Returns those that another job already took."""
         with self.submitting:
             known = set(self.nodes(commands, but=job.id))
             lost = [node for node in job.nodes if node in known]

@@ -1,7 +1,4 @@
-"""Waits until this node is about to be taken away: its job's time is nearly over, or Slurm has sent SIGTERM.
-
-Runs on a node, in a thread, with the standard library. `node/join.py` writes a file on SIGTERM.
-"""
+"""Waits on a node until its job's time is nearly over, or Slurm has sent SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from collections.abc import Callable, Mapping
 __all__ = ["WARNING", "wait"]
 
 WARNING = 120.0
-"""Seconds before the time limit; in a short job, a quarter of its time."""
+"""Seconds; in a short job, a quarter of its time."""
 _POLL = 0.5
 
 

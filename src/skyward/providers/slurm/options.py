@@ -1,4 +1,4 @@
-"""From a spec and the provider's settings to the options of sbatch, and to a site's names for GPUs."""
+"""From a spec and the provider's settings to options of sbatch."""
 
 from __future__ import annotations
 
@@ -140,9 +140,7 @@ def parse_gpus(said: str) -> list[Gpus]:
 
 
 def gpu_request(accelerator: Accelerator | None, available: Sequence[Gpus], where: str) -> str | None:
-    """--gres for an accelerator, in the site's own words; NoOffer if no node has such GPUs. Without types, any GPU is
-    requested, and the nodes check.
-    """
+    """--gres in the site's own words; NoOffer if no node has such GPUs. Without types, the nodes check."""
     if accelerator is None:
         return None
     fitting = [gpus for gpus in available if gpus.each >= accelerator.count]
@@ -260,8 +258,9 @@ module load {modules} || exit
 def batch_script(
     program: str, first: int, python: str | None = None, modules: Sequence[str] = (), setup: str = ""
 ) -> str:
-    """The script of a job whose nodes are the places from `first` on. Each loads `modules`, runs `setup`, and joins
-    with `python`, or this program's Python if the node has it, or its own.
+    """The script of a job whose nodes take the places from `first` on.
+
+    Each loads `modules`, runs `setup`, and joins with `python`, this program's Python if it exists there, or its own.
     """
     lines = (_LOAD.format(modules=shlex.join(modules)) if modules else "") + setup
     own = dict.fromkeys([getattr(sys, "_base_executable", ""), sys.executable, "python3"])

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm cluster: one job for a pool, one step a node, and each step connects to the client by itself."""
+"""Nodes of a Slurm cluster: one job for a pool, one step per node, each of which connects to the client."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class SlurmLease(JoinedLease):
         end_machines(self._commands, self.arrivals, [m for m in machines if isinstance(m, SlurmMachine)])
 
     def close(self, report: Report) -> object:
-        """Tells the nodes to end, which ends their jobs, and waits for that."""
+        """The nodes' end ends their jobs."""
         self.arrivals.close()
         self.let_go()
         try:
@@ -276,9 +276,7 @@ class SlurmLease(JoinedLease):
     def job(
         self, spec: Spec, count: int, gpus: str | None, timeout: float, report: Report
     ) -> tuple[SlurmMachine, ...] | None:
-        """Submits a job, and waits until its nodes have connected. None if it came to a node that the pool has: two
-        jobs that start at the same time may.
-        """
+        """None if it got a node that the pool has: two jobs that start at the same time may."""
         slurm, commands, arrivals = self._slurm, self._commands, self.arrivals
         ledger, taken = self._ledger, self._taken
         with taken.submitting:
@@ -321,9 +319,7 @@ class SlurmLease(JoinedLease):
 
 
 def elsewhere(slurm: Slurm, commands: Commands, taken: Sequence[str], count: int) -> Slurm:
-    """The provider without the nodes that the pool has. If more nodes are named than requested, which sbatch would
-    refuse, all others are excluded instead.
-    """
+    """Excludes the pool's nodes; if more nodes are named than requested, which sbatch would refuse, all others."""
     wanted, exclude = slurm.nodelist, [*filter(None, [slurm.exclude]), *taken]
     if wanted is not None:
         named = wanted if "/" not in wanted else commands.run("scontrol", "show", "hostlist", wanted)  # a file
@@ -354,7 +350,7 @@ def _gpus(slurm: Slurm, commands: Commands, spec: Spec) -> str | None:
 
 
 def other_partitions(slurm: Slurm, commands: Commands, gpus: str | None) -> str:
-    """The partitions that have the GPUs that the default one lacks."""
+    """Those that have the GPUs that the default one lacks."""
     if gpus is None or slurm.partition is not None:
         return ""
     rows = [row.partition("|") for row in commands.run("sinfo", "-h", "-o", "%R|%G", check=False).splitlines()]
@@ -407,7 +403,7 @@ def _idle(counts: str) -> str:
 
 
 def _login_record(target: SshTarget) -> dict[str, Any]:
-    """The login node for a ledger: no command, as nobody would run one that a file names."""
+    """Without a command: nobody would run one that a file names."""
     known = asdict(target)
     return {**{name: known[name] for name in _LOGIN}, "proxied": target.proxy is not None}
 
