@@ -1,3 +1,3 @@
-"""How bytes travel between our processes: frames, links that resume, payloads, blobs, streams."""
+"""How bytes travel between processes: frames, links that resume, payloads, blobs, streams."""
 
 __all__: list[str] = []

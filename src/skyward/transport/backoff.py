@@ -10,7 +10,7 @@ __all__ = ["backoff"]
 def backoff(
     first: float, longest: float, factor: float = 2.0, jitter: Callable[[], float] = lambda: 1.0
 ) -> Iterator[float]:
-    """Endless pauses in seconds, each `factor` times the last; `jitter` gives the share of each that is waited."""
+    """Endless pauses in seconds, each `factor` times the last, multiplied by `jitter`."""
     pause = first
     while True:
         pause = min(longest, pause)

@@ -1,7 +1,7 @@
 """Large buffers as files in a private directory, memory-mapped where they are used.
 
-Arguments are named by their content, so a repeated one is not written again; results by a random name, and their reader
-removes them. Blobs of a kept result are named by its key, the attempt and the index of the piece.
+Arguments are named by content, so a repeated one is written once; results by a random name, and their reader removes
+them. Blobs of a kept result are named by its key, the attempt and the index of the piece.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _WEEK = 7 * 86_400.0
 
 
 def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
-    """Writes a buffer; falls back to disk when the memory file system is full."""
+    """Falls back to disk when the memory file system is full."""
     view = memoryview(buffer).cast("B")
 
     def fill(fd: int) -> None:
@@ -112,7 +112,7 @@ class Incoming:
         return self._elsewhere.get(name) or os.path.join(self._directory, name + self._suffix)
 
     def write(self, name: str, offset: int, data: Buffer, total: int = 0) -> None:
-        """Writes a piece; the first one makes the file, where there is room for the `total`."""
+        """The first piece makes the file, if there is room for the `total`."""
         if not offset:
             remove([self.path(name)])  # of an attempt that nobody has ended
             self.forget(name)
@@ -195,7 +195,7 @@ def duplicate(path: str) -> str:
 
 
 def make_directory() -> str:
-    """A new private directory for blobs, in memory where possible; removed after this process has ended."""
+    """A new private directory, in memory where possible; removed after this process has ended."""
     import tempfile  # not in runners
 
     bases = [tempfile.gettempdir(), *_DISKS]
@@ -228,16 +228,14 @@ def _hold(directory: str) -> None:
 
 
 def room(directory: str) -> int:
-    """How many bytes of blobs a directory may hold. In a container, what lies in /dev/shm counts as the container's
-    memory.
-    """
+    """How many bytes of blobs a directory may hold. In a container, /dev/shm counts as the container's memory."""
     free = os.statvfs(directory)
     return max(LARGE, min(free.f_bavail * free.f_frsize // 4, _memory_limit() // 8))
 
 
 @lru_cache(1)
 def _memory_limit() -> int:
-    """The memory limit of this process's control group, or of one above it."""
+    """Of this process's control group, or of one above it."""
     limits = [1 << 62]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -265,7 +263,7 @@ def kept_names(key: str, attempt: int, count: int) -> list[str]:
 
 
 def keep(directory: str, names: Sequence[str], pieces: Sequence[Buffer], moved: dict[str, Blob]) -> list[Blob]:
-    """Makes a blob of each piece of a result; `moved` are those that are blobs already, by index."""
+    """Makes a blob of each piece of a result; `moved` are blobs already, by index."""
     made = [moved.get(str(index)) for index in range(len(pieces))]
     kept: list[Blob] = []
     try:
@@ -282,7 +280,7 @@ def keep(directory: str, names: Sequence[str], pieces: Sequence[Buffer], moved: 
 
 
 class BlobIndex:
-    """Which blobs lie in a directory, and how many calls need each; not thread-safe."""
+    """Which blobs a directory has, and how many calls need each; not thread-safe."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
@@ -345,7 +343,7 @@ class Store:
         self.closed = False
 
     def put(self, buffer: Buffer) -> tuple[str, Blob]:
-        """Writes a buffer unless its content is there already, and keeps it until `release`."""
+        """Writes a buffer unless its content is there, and keeps it until `release`."""
         name = digest(buffer)
         found, gone = None, list[str]()
         with self._lock:
@@ -462,7 +460,7 @@ def _spill(directory: str) -> str | None:
 
 
 def _new_spill(directory: str, full: Sequence[str]) -> str | None:
-    """Makes that directory, with a name that nobody can guess; a link in our own one leads to it."""
+    """Makes that directory, with an unguessable name; a link in our own one leads to it."""
     import tempfile
 
     bases = [base for base in dict.fromkeys((tempfile.gettempdir(), *_DISKS)) if base not in full]
@@ -504,7 +502,7 @@ def _with_room(directory: str, size: int) -> str:
 
 
 def _sweep(base: Path) -> None:
-    """Removes the directories of pools whose client was killed. One without a lock is being made."""
+    """Removes the directories of killed clients. One without a lock is still being made."""
     for path in base.glob("skyward-[0-9]*-*"):
         try:
             # in this order: a lock that is made meanwhile is seen as held
@@ -554,9 +552,7 @@ Worded = Callable[[int], contextlib.AbstractContextManager[object]]
 
 
 class Spill:
-    """Blobs of one result; `arguments` are the blobs that came with the call. `worded(size)` explains a failure to make
-    a file.
-    """
+    """Blobs of one result; `arguments` came with the call. `worded(size)` explains why a file could not be made."""
 
     def __init__(
         self, directory: str, arguments: Iterable[tuple[str, int]] = (), worded: Worded = contextlib.nullcontext
@@ -574,7 +570,7 @@ class Spill:
             remove(path for _, (path, _) in self._drafts.values())
 
     def room(self, size: int) -> memoryview:
-        """Memory to fill. What is stored of it is a blob already."""
+        """Memory to fill; stored pieces of it are blobs already."""
         if size < LARGE:
             return memoryview(bytearray(size))
         with self._worded(size):
@@ -583,7 +579,7 @@ class Spill:
         return memoryview(mapped)
 
     def store(self, pieces: list[Any]) -> dict[str, Blob]:
-        """Moves large pieces into blobs, in place, and returns their indices."""
+        """Moves large pieces into blobs, in place; returns their indices."""
         moved: dict[str, Blob] = {}
         try:
             for index, piece in enumerate(pieces):
@@ -603,7 +599,7 @@ class Spill:
         return self._linked(view) or write(self._directory, view)
 
     def _linked(self, view: memoryview) -> Blob | None:
-        """A second name of the argument that has the same content."""
+        """A second name of the argument with the same content."""
         for path, size in self._arguments:
             try:
                 if size == view.nbytes and _is_content_of(path, view):
@@ -616,7 +612,7 @@ class Spill:
 
 
 def stowed(pieces: list[Any], directory: str) -> list[Any]:
-    """The pieces of an item for a process of this computer: large ones as blobs, named in an extra first piece."""
+    """An item's pieces for a process of this computer: large ones as blobs, named in an extra first piece."""
     moved = Spill(directory).store(pieces)
     return [_STOWED + json.dumps(moved).encode(), *pieces] if moved else pieces
 

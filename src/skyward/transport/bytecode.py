@@ -1,4 +1,4 @@
-"""What a code object does, as bytes: equal for code that differs in comments, formatting or names of locals only.
+"""What a code object does, as bytes: the same after changes of comments, formatting or names of locals.
 
 Instructions count with their operands resolved. Line numbers, file, module, docstring and qualified names do not count.
 """
@@ -28,14 +28,14 @@ _KINDS = 0x04 | 0x08 | 0x20 | 0x80 | 0x100 | 0x200  # *args, **kwargs, generator
 
 
 def digest(code: CodeType) -> tuple[bytes, Mapping[str, int]]:
-    """Its content, and its variables by the order in which it uses them, which does not depend on their names."""
+    """Its content, and its variables in the order of use, which does not depend on their names."""
     fresh = itertools.count().__next__
     numbers = defaultdict[str, int](fresh)
     return _digest(code, numbers, fresh), numbers
 
 
 def reads(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """The globals that it reads, each with the attributes that it takes of it at once: ("os", "path", "join")."""
+    """The globals that it reads, each with the attributes taken of it at once: ("os", "path", "join")."""
     for steps in _all(code):
         attributes: tuple[str, ...] = ()
         for step in reversed(steps):
@@ -45,7 +45,7 @@ def reads(code: CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def imports(code: CodeType) -> Iterator[str]:
-    """What its import statements may import: `from ..a import b` may be of the module "..a" or "..a.b"."""
+    """What it may import: `from ..a import b` may be of the module "..a" or "..a.b"."""
     for steps in _all(code):
         for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
@@ -55,7 +55,7 @@ def imports(code: CodeType) -> Iterator[str]:
 
 
 def _all(code: CodeType) -> Iterator[list[dis.Instruction]]:
-    """The instructions of code, and of the functions within it."""
+    """Also of the functions within it."""
     yield _instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -69,7 +69,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
 
 
 def _digest(code: CodeType, numbers: defaultdict[str, int], fresh: Callable[[], int]) -> bytes:
-    """`numbers` are those of the variables of the scope, which functions within it share."""
+    """`numbers` are those of the scope's variables, which inner functions share."""
     flags = code.co_flags & _KINDS
     count = code.co_argcount + code.co_kwonlyargcount + bool(flags & 0x04) + bool(flags & 0x08)
     parameters = code.co_varnames[:count]
@@ -107,7 +107,7 @@ def _digest(code: CodeType, numbers: defaultdict[str, int], fresh: Callable[[], 
 
 
 def _constant(value: Any) -> bytes:
-    """A constant of code; tuples of them may hold slices and the like, which marshal does not take everywhere."""
+    """Tuples may hold slices and the like, which marshal does not take everywhere."""
     try:
         return marshal.dumps(value, 2)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A certificate authority for each pool; its key lives in the client's memory and nowhere else.
+"""A certificate authority for each pool; its key is only in the client's memory.
 
 A certificate names the role of its owner: the client, or one node with its number.
 """
@@ -25,7 +25,7 @@ _LONGEST = 20 * _YEAR  # what a date can say is limited
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate with its key, and the authority, as PEM text."""
+    """PEM text."""
 
     ca: str
     cert: str
@@ -36,11 +36,11 @@ class Identity:
 
 
 class WrongPeer(ConnectionError):
-    """Whoever answers belongs to the pool, but is not the one that was called."""
+    """The peer belongs to the pool, but is not the one that was called."""
 
 
 class Authority:
-    """Issues certificates for one pool, each valid for `ttl` seconds and a day."""
+    """Its certificates are valid for `ttl` seconds and a day."""
 
     def __init__(self, pool: str, ttl: float) -> None:
         from cryptography import x509
@@ -62,7 +62,7 @@ class Authority:
         self.pem = self._cert.public_bytes(serialization.Encoding.PEM).decode()
 
     def issue(self, role: str) -> Identity:
-        """A certificate for `CLIENT`, which only connects, or for a `node_role`."""
+        """For `CLIENT`, which only connects, or for a `node_role`."""
         key = self._ec.generate_private_key(self._ec.SECP256R1())
         usage = [self._usage.CLIENT_AUTH] if role == CLIENT else [self._usage.CLIENT_AUTH, self._usage.SERVER_AUTH]
         cert = (
@@ -113,7 +113,7 @@ def role_of(sock: Any) -> str:
 
 
 def secure(sock: socket.socket, context: ssl.SSLContext, timeout: float, role: str) -> ssl.SSLSocket:
-    """TLS over a client's socket; closes the socket if that fails, or the peer has another `role`."""
+    """TLS over a client's socket, which is closed if that fails or the peer has another `role`."""
     try:
         sock.settimeout(timeout)
         tune(sock)
@@ -151,7 +151,7 @@ def _load(made: ssl.SSLContext, pem: bytes) -> None:
 
 
 class _Socket(ssl.SSLSocket):
-    """A TLS socket that reports no data, no room and the end as other sockets do."""
+    """A TLS socket that reports no data, no room and the end as others do."""
 
     def send(self, data: Any, flags: int = 0) -> int:
         try:
@@ -175,7 +175,7 @@ class PoolCertificates:
         self.client()
 
     def client(self) -> ssl.SSLContext:
-        """TLS with a fresh client certificate: a pool may live longer than one is valid."""
+        """With a fresh certificate: a pool may live longer than one is valid."""
         now = time.monotonic()
         if self._tls is None or now > self._tls[1]:
             identity = self.authority.issue(CLIENT)

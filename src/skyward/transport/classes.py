@@ -1,10 +1,10 @@
-"""Classes that travel by value: pickled once, and made once where they come to, as long as they stay as they are.
+"""Classes that travel by value: pickled once, and made once by the receiver, as long as they stay as they are.
 
     sender      class ──its parts are those of before?──► the same bytes    else they are made again
     receiver    bytes ──their digest is known, and the parts of its class are those of before?──► that class
 
-The parts of a class are all that it refers to, down to objects that cannot change, so whatever is edited, there or
-here, gives other parts. Classes with a part of which we do not know that travel as cloudpickle has it, every time.
+The parts of a class are all that it refers to, down to objects that cannot change: any edit, on either side, gives
+other parts. Classes with a part that may change unseen travel as cloudpickle has it, every time.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Reduced = tuple[Callable[..., type], tuple[str, bytes]]
 
 
 class Classes:
-    """What one `Packer` has sent of classes; `dump` pickles one."""
+    """What one `Packer` has sent of classes."""
 
     def __init__(self, dump: Callable[[type], bytes]) -> None:
         self._dump = dump
         self._known: weakref.WeakKeyDictionary[type, tuple[Parts, Reduced] | None] = weakref.WeakKeyDictionary()
 
     def reduced(self, cls: type) -> Reduced | None:
-        """How to pickle a class; None if that is cloudpickle's business."""
+        """None if that is cloudpickle's business."""
         known = self._known.get(cls, _UNKNOWN)
         if known is None:
             return None
@@ -89,7 +89,7 @@ _made: dict[str, tuple[type, Parts]] = {}
 
 
 def load_class(digest: str, data: bytes, loads: Callable[[bytes], type] = pickle.loads) -> type:
-    """The class that `Classes` has sent."""
+    """The class that `Classes` sent."""
     known = _made.get(digest)
     if known is not None and _are_same(known[1], _parts_of(known[0])):
         return known[0]
@@ -101,7 +101,7 @@ def load_class(digest: str, data: bytes, loads: Callable[[bytes], type] = pickle
 
 
 def _parts_of(cls: type) -> Parts:
-    """All that a class refers to, always in the same order; of very many only some more than `_MOST_PARTS`."""
+    """In a fixed order; stops a little after `_MOST_PARTS`."""
     found: Parts = [cls.__qualname__, *vars(cls)]
     waiting: list[Any] = [*cls.__bases__, *vars(cls).values()]
     seen: set[int] = set()
@@ -149,7 +149,7 @@ def _are_same(before: Parts, now: Parts) -> bool:
 
 
 def _is_followed(part: Any, cls: type) -> bool:
-    """Whether a part cannot change, or is looked into: then what it refers to is a part, too."""
+    """Whether a part cannot change, or its own references count as parts, too."""
     if isinstance(part, FunctionType):
         return part.__module__ == cls.__module__ or _is_by_name(part)
     if isinstance(part, BuiltinFunctionType):

@@ -66,14 +66,14 @@ MOST = sys.float_info.max
 
 
 class Within(Record):
-    """Limits of a number. Without them, an int is a count from zero, and a float is finite."""
+    """Without it, an int is a count from zero, and a float is finite."""
 
     least: float
     most: float
 
 
 class Length(Record):
-    """Limits of the length of a text, a list, an object, or of the buffers."""
+    """Of a text, a list, an object, or the buffers."""
 
     least: int
     most: int
@@ -99,7 +99,7 @@ class Message(Record):
 
 
 class Direction:
-    """One direction of a link: the classes in it are its messages."""
+    """Of a link: the classes in it are its messages."""
 
     @classmethod
     def messages(cls) -> dict[str, type[Message]]:
@@ -117,7 +117,7 @@ _HANDLED: dict[Any, type[Message]] = {}
 
 
 def handles(message: type[M]) -> Callable[[Handler[S, M, P, R]], Handler[S, M, P, R]]:
-    """Registers a method as the handler of these messages and their subclasses."""
+    """Registers a method for these messages and their subclasses."""
 
     def register(method: Handler[S, M, P, R]) -> Handler[S, M, P, R]:
         _HANDLED[method] = message
@@ -233,7 +233,7 @@ def _hints(part: Any) -> dict[str, Any]:
 
 
 def _fields(message: type[Message]) -> tuple[list[str], list[str]]:
-    """The fields of a message that are in its list, and those in its object."""
+    """Those in its list, and those in its object."""
     names = [name for name in fields_of(message) if name != "buffers"]
     first = 1 if vars(message)["__kw_only"] else len(names)
     return names[:first], names[first:]
@@ -281,7 +281,7 @@ def _read(hint: Any, field: str, source: str, kind: str, known: dict[str, Any]) 
 
 
 def _test(hint: Any, value: str, known: dict[str, Any], extras: tuple[Any, ...] = ()) -> str:
-    """An expression that is true if a JSON value fits a type; empty if any value does."""
+    """An expression that is true if a JSON value fits a type; empty if any does."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _test(parts[0], value, known, parts[1:])

@@ -5,9 +5,9 @@
     functools.cached_property                   without its lock, which Python 3.11 has
     functools.singledispatchmethod              without its cache, which Python 3.13 has
     typing.NewType, ParamSpec, TypeVarTuple, `type X = ...`
-    @sky.once                                   the same one for all calls that come to a process
+    @sky.once                                   the same one for all calls in a process
 
-Each is made empty first and filled afterwards: so functions that refer to themselves find what is being made.
+Each is made empty and filled afterwards, so functions that refer to themselves find it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DISPATCHER = cast(Any, functools.singledispatch(len)).__code__
 
 
 def reduce(value: Any) -> Any:
-    """How to pickle `value` if it is such a definition, and only this computer has it; else NotImplemented."""
+    """NotImplemented unless `value` is such a definition that only this computer has."""
     kind = cast(Any, type(value))
     make = _REDUCERS.get(kind) if kind is not FunctionType or value.__code__ is _DISPATCHER else None
     if make is None or (kind not in _NAMELESS and _is_elsewhere(value)):

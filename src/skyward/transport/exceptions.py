@@ -1,7 +1,7 @@
 """How an exception crosses from a node to the client: same type, its chain, and the remote traceback as a note.
 
 The node tests whether the exception survives; one that does not becomes a RemoteError. It is rebuilt in the thread that
-asks for it: user code runs then, and may block.
+asks for it, since user code runs then.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_pat
 
 
 class PackedError(Exception):
-    """An exception as bytes; `rebuilt` gets the notes that were added before."""
+    """`rebuilt` gets the notes that were added before."""
 
     def __init__(
         self, rebuild: Callable[[Sequence[str]], BaseException], summary: str = "", traceback: str = ""
@@ -84,7 +84,7 @@ E = TypeVar("E", bound="BaseException | None")
 
 
 def original(error: E) -> E | BaseException:
-    """The exception itself. User code runs, so no lock may be held."""
+    """User code runs, so no lock may be held."""
     return error.rebuilt() if isinstance(error, PackedError) else error
 
 
@@ -216,7 +216,7 @@ def _pickled(exc: BaseException) -> bytes:
 
 @dataclass(frozen=True)
 class _Parts:
-    """An exception taken apart, for those that Python cannot pickle, most often because of their __init__."""
+    """For exceptions that Python cannot pickle, most often because of their __init__."""
 
     cls: type[BaseException]
     args: tuple[Any, ...]
@@ -235,7 +235,7 @@ class _Parts:
 
 
 def _portable(exc: BaseException) -> BaseException | _Parts | None:
-    """The exception, or its parts without attributes that cannot travel, or None. Large arguments are cut."""
+    """It, or its parts without attributes that cannot travel, or None. Large arguments are cut."""
     if _travels(exc):
         return exc
     try:

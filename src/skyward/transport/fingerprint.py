@@ -3,8 +3,8 @@
     item      the arguments. Plain values by marshal, large buffers by their bytes, other objects as they are pickled
     version   the code: a manifest of all that the function reaches, path by path (`train > helper`, `train > LR`)
 
-Neither source text, which may be newer than the code that runs, nor pickled bytes, which differ between processes. What
-the environment has counts by name. Files that a body reads are not seen. What has no content is refused with its path.
+Source text may be newer than the code that runs, and pickled bytes differ between processes. What the environment has
+counts by name. Files that a body reads are not seen. What has no content is refused with its path.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ _NOT_OF_A_CLASS = frozenset(
 _OF_A_MODULE = frozenset({"__name__", "__file__", "__doc__", "__package__", "__spec__", "__loader__", "__builtins__"})
 
 Parts = list[tuple[str, Any]]
-"""What something consists of, with the way to each: " > helper", "[3]", ".rate"."""
+"""With the way to each: " > helper", "[3]", ".rate"."""
 
 
 class Unstable(InvalidArgument):
-    """Something that has no content by which another process would know it; the text says where it is."""
+    """Something without content by which another process would know it; the text says where."""
 
 
 class Version(NamedTuple):
-    """The code of a call: `id` tells versions apart, the manifest says in words where they differ."""
+    """`id` tells versions apart, the manifest says in words where they differ."""
 
     id: str
     manifest: Mapping[str, str]
 
 
 def changes(before: Mapping[str, str] | None, after: Mapping[str, str]) -> str:
-    """The paths in which two manifests differ, for a message."""
+    """The paths in which two manifests differ."""
     if before is None:
         return "not known, since the record of that version is damaged"
     paths = [path for path in {**after, **before} if before.get(path) != after.get(path)]
@@ -92,7 +92,7 @@ class _Known(NamedTuple):
 
 
 class Fingerprints:
-    """The fingerprints of calls at this moment: what they refer to must not change while this is used."""
+    """While it is used, what the calls refer to must not change."""
 
     def __init__(self, extra: Mapping[str, object] | None = None) -> None:
         self._packer = Packer()
@@ -108,7 +108,7 @@ class Fingerprints:
         self._checks = _CHECKED
 
     def item(self, call: PendingCompute[Any], name: str) -> tuple[str, Version]:
-        """The content of a call's arguments, and the version of its code; `name` is the function's in messages."""
+        """The content of the arguments, and the version of the code; `name` is for messages."""
         fn, args = call.fn, call.args
         if isinstance(fn, MethodType):
             fn, args = fn.__func__, (fn.__self__, *args)
@@ -130,7 +130,7 @@ class Fingerprints:
         return _hashed(name.encode(), content).hex(), self._versions[key]
 
     def _manifest(self, roots: Parts) -> Version:
-        """Everything that can be reached from the roots; the code of each function and class once."""
+        """All that can be reached from the roots; the code of each function and class once."""
         entries = defaultdict[str, list[bytes]](list)
         seen: dict[int, str] = {}
         waiting = deque([*self._extra.items(), *roots])
@@ -152,7 +152,7 @@ class Fingerprints:
         return Version(whole.hex(), {path: content.hex()[:12] for path, content in found.items()})
 
     def _compare_with_copy(self, what: str, given: object, content: bytes) -> None:
-        """Refuses arguments that a copy, as a node gets it, would not be equal to: no other process would know them."""
+        """Refuses arguments that are not equal to a copy such as a node gets: no other process would know them."""
         try:
             copy = unpack(*self._packer.pack(given, what), keep_classes=True)
         except Exception:
@@ -162,7 +162,7 @@ class Fingerprints:
             raise self._unstable("differs from a pickled copy of itself")
 
     def _difference(self, one: Any, other: Any, depth: int = _SHOWN) -> list[str]:
-        """The path to the first part in which two values differ."""
+        """The path to the first part that differs."""
         if not depth or _is_plain(one) or type(one) is not type(other):
             return []
         for (label, part), (_, copy) in zip(self._apart(one)[1], self._apart(other)[1], strict=False):
@@ -214,7 +214,7 @@ class Fingerprints:
         return content
 
     def _apart(self, value: Any) -> tuple[bytes, Parts]:
-        """What an object is, and its parts with their paths."""
+        """What an object is, and its parts."""
         kind = _kind(value)
         tag = f"{kind.__module__}.{kind.__qualname__}".encode()
         if kind is tuple or kind is list:
@@ -259,11 +259,11 @@ class Fingerprints:
         return b"object", [*parts, (" (how it is filled)", setter)]
 
     def _is_wrapper(self, value: Any, attribute: str) -> bool:
-        """Whether it is what a package makes of a function of the user's, which it has as this attribute."""
+        """Whether a package made it of a function of the user's, which it has as this attribute."""
         return callable(value) and not self._is_definition(type(value)) and hasattr(value, attribute)
 
     def _of_environment(self, value: Any) -> tuple[bytes, Parts]:
-        """A function or class of the environment: by name, and by what of the user's it holds if it has none."""
+        """By name, and by what of the user's it holds if it has none."""
         name = f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, type) or (_named(value) is value and not self._is_users(value.__module__)):
             return name.encode(), []
@@ -283,7 +283,7 @@ class Fingerprints:
         return isinstance(value, ModuleType) and self._is_users(value.__name__)
 
     def _is_users(self, module: object) -> bool:
-        """Whether code of this module travels with calls, or lies in a file of the user's; others are by name."""
+        """Whether code of this module travels with calls, or lies in a file of the user's."""
         found = sys.modules.get(module) if isinstance(module, str) else None
         return found is None or module in _MAIN or is_by_value(found.__name__) or self._packer.is_foreign(found)
 
@@ -312,7 +312,7 @@ class Fingerprints:
         return bytecode.digest(code)[0], list(parts.items())
 
     def _imported(self, name: str, package: Any) -> FunctionType | None:
-        """A module of the user's that code imports when it runs: as its file is now, for so it will be run."""
+        """A module of the user's, as its file is now: so it will be run."""
         try:
             name = importlib.util.resolve_name(name, package or None)
             if name in self._modules or name.partition(".")[0] in {*sys.stdlib_module_names, "skyward"}:
@@ -335,7 +335,7 @@ def _hashed(*contents: bytes) -> bytes:
 
 
 def _is_plain(value: Any, depth: int = 12) -> bool:
-    """Whether marshal alone does: builtin types and builtin containers of them, nothing derived."""
+    """Whether marshal alone does: builtin types and containers of them, nothing derived."""
     kind = _kind(value)
     if kind in _ATOMS:
         return True
@@ -351,7 +351,7 @@ def _are_plain(values: Iterable[Any], depth: int) -> bool:
 
 
 def _bound(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments as the function gets them, however they were given."""
+    """As the function gets them, however they were given."""
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -368,7 +368,7 @@ def _pairs(items: Iterable[tuple[Any, Any]]) -> Parts:
 
 
 def _state(state: Any) -> Parts:
-    """What an object's attributes hold, by name; those in slots come second in a pair."""
+    """Attributes by name; those in slots come second in a pair."""
     parts: Parts = []
     for each in state if _kind(state) is tuple and len(state) == 2 else (state,):
         if _kind(each) is dict and all(type(name) is str for name in each):
@@ -379,9 +379,9 @@ def _state(state: Any) -> Parts:
 
 
 def _held_by(fn: FunctionType) -> Parts:
-    """Defaults, closure and attributes of a function.
+    """Defaults, closure and attributes.
 
-    Variables of the enclosing function go by the order in which they are used: their names do not count.
+    Variables of the enclosing function go by their order of use: names do not count.
     """
     code, numbers = fn.__code__, bytecode.digest(fn.__code__)[1]
     names = code.co_varnames[code.co_argcount - len(fn.__defaults__ or ()) :]
@@ -427,7 +427,7 @@ def _title(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """What its own name leads to, in the module that it says it is of."""
+    """What its name leads to in its module."""
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = cast(Any, getattr(found, name, None))

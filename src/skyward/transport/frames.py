@@ -36,7 +36,7 @@ _CHUNK = 1 << 18
 _SMALL = 1 << 16
 _MAX_HEADER = 32 << 20  # as objects, JSON takes up to twenty times as much
 FROM_NODE = 4 << 20
-"""The longest header from a node: no thread of the user's program runs while it is parsed."""
+"""The longest header from a node: it is parsed while no thread of the user's program runs."""
 _MAX_BUFFERS = 1 << 20
 _MAX_FRAME = 16 << 30
 _MAX_BYTES = _MAX_FRAME - (64 << 20)  # in buffers: their lengths and the header are part of the frame
@@ -46,7 +46,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.l
 
 
 class Malformed(ValueError):
-    """A peer has sent what is not a frame or message of ours; only its connection is broken."""
+    """Not a frame or message of ours; only that peer's connection is broken."""
 
 
 class TooLarge(ValueError):
@@ -92,9 +92,7 @@ def nbytes(buffer: Buffer) -> int:
 
 
 def encode(header: Any, buffers: Sequence[Buffer] = (), most_header: int | None = None) -> list[Buffer]:
-    """A frame as pieces ready to be sent. Raises TooLarge for what no reader takes, or a reader with the limit
-    `most_header`.
-    """
+    """Pieces ready to be sent. Raises TooLarge for what no reader takes, or a reader with the limit `most_header`."""
     text = "".join(_encoder(header, 0)).encode("utf-8", "surrogatepass")
     lengths = [b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers]
     count, size = len(lengths), sum(lengths)
@@ -122,7 +120,7 @@ class FrameWriter:
             self.pending += view.nbytes
 
     def write(self, send: Callable[[memoryview], int]) -> bool:
-        """Sends as much as goes at once; True when nothing is left. `send` raises BlockingIOError when full."""
+        """Sends as much as possible at once; True when nothing is left. `send` raises BlockingIOError when full."""
         pieces = self._pieces
         while pieces:
             piece = pieces[0]

@@ -1,4 +1,4 @@
-"""The user's own files on their way to a node, as an archive of plain files and directories."""
+"""The user's own files for a node, as an archive of plain files and directories."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class _Rules:
         return reason is not None
 
     def withholds(self, name: str, data: bytes) -> bool:
-        """Whether a file is left out because of its text. A module is sent, or imports would fail."""
+        """Because of its text. A module is sent, or imports would fail."""
         if self._scanned > _MOST_SCANNED or self._allows(name):
             return False
         self._scanned += len(data)

@@ -56,7 +56,7 @@ def content(path: Path, most: int = -1) -> bytes:
 
 
 class Tail:
-    """The complete lines of a file that others may be writing, each once."""
+    """The complete lines of a file that others may be writing."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset, self._rest = path, offset, b""
@@ -73,9 +73,7 @@ class Tail:
 
 
 class Journal:
-    """A journal that this process may append to. In a forked child it is closed: the lock belongs to all copies of a
-    descriptor.
-    """
+    """In a forked child it is closed: all copies of a descriptor share the lock."""
 
     def __init__(self, path: Path, create: bool) -> None:
         """Raises BlockingIOError if another process holds the lock, FileNotFoundError if the file was removed."""

@@ -34,7 +34,7 @@ class Broken(Exception):
 
 
 class Link:
-    """One side of a connection; thread-safe, never blocks. `takes` and `sends` limit headers."""
+    """Thread-safe, never blocks. `takes` and `sends` limit headers."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, takes: int | None = None, sends: int | None = None
@@ -53,7 +53,7 @@ class Link:
         self._unacked_bytes = 0
         self._malformed: Exception | None = None
         self.unread = 0
-        """How often in a row the next frame could not be read: the other side sends it again and again."""
+        """How often in a row the next frame, which the other side repeats, could not be read."""
         self._decrypted: Callable[[], int] = _nothing
 
     def fresh(self) -> Link:
@@ -72,7 +72,7 @@ class Link:
         return self.sock is not None and self._writer.pending > 0
 
     def attach(self, sock: socket.socket, peer_received: int) -> None:
-        """Continues over a new socket, from the first frame that the other side has not seen."""
+        """Continues from the first frame that the other side has not seen."""
         with self.lock:
             sock.setblocking(False)
             self.sock = sock
@@ -90,8 +90,8 @@ class Link:
             self._drop()
 
     def post(self, messages: Sequence[Any], buffers: Sequence[Buffer] = ()) -> bool:
-        """Sends now, or when there is a socket again; False if some bytes wait. Raises TooLarge, and sends nothing, if
-        the other side would refuse them.
+        """Sends now or once there is a socket; False if some bytes wait. TooLarge, and nothing sent, if the other side
+        would refuse them.
         """
         with self.lock:
             pieces = encode({"s": self._sent + 1, "a": self._received, "m": messages}, buffers, self._sends)
@@ -111,7 +111,7 @@ class Link:
             return not self._writer.pending
 
     def read(self) -> tuple[list[Message], bool]:
-        """What has arrived, and whether there may be more at once; raises Broken."""
+        """What has arrived, and whether more may be there; raises Broken."""
         arrived: list[Message] = []
         budget = _READ_BUDGET
         with self.lock:
@@ -202,7 +202,7 @@ def _nothing() -> int:
 
 
 def greet(sock: socket.socket, say: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
-    """Exchanges one JSON frame on a blocking socket, and takes nothing beyond it."""
+    """Exchanges one JSON frame on a blocking socket, and reads nothing beyond it."""
     sock.settimeout(max(0.1, deadline - time.monotonic()))
     if say is not None:
         for piece in encode(say):
@@ -217,7 +217,7 @@ def greet(sock: socket.socket, say: dict[str, Any] | None, deadline: float) -> d
 
 
 def _received(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """The next `size` bytes; a peer that sends them one by one gets no more time."""
+    """A peer that sends single bytes gets no more time."""
     data = b""
     while len(data) < size:
         left = deadline - time.monotonic()

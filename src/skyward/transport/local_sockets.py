@@ -47,7 +47,7 @@ def check_peer(sock: socket.socket) -> None:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The process at the other end, as the kernel knows it; 0 if it cannot be seen from here."""
+    """0 if the process cannot be seen from here."""
     if hasattr(socket, "SO_PEERCRED"):
         return struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return struct.unpack("i", sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, 4))[0]
@@ -63,7 +63,7 @@ def _peer_uid(sock: socket.socket) -> int:
 
 @contextmanager
 def _short(path: str) -> Generator[str]:
-    """The path, or one through an open directory where the path is too long for a socket."""
+    """A way through an open directory if the path is too long for a socket."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path
         return

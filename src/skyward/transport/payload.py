@@ -100,7 +100,7 @@ class Packer:
         return head if head and not buffers and len(head) < blobs.LARGE else None
 
     def pack_function(self, fn: object, what: str) -> Packed:
-        """As `pack`; a function that refers to nothing but constants is pickled once and then known by them."""
+        """As `pack`; a function that refers only to constants is pickled once."""
         # a function may change what its classes see of the module, so they share that with it
         constants = _constants_of(fn) if isinstance(fn, FunctionType) else None
         if constants is None or not isinstance(fn, FunctionType):
@@ -120,7 +120,7 @@ class Packer:
             return explain(value, what, exc, _cloudpickle)
 
     def is_foreign(self, module: ModuleType) -> bool:
-        """Whether only this process has the module, or the package that it is in."""
+        """Whether only this process has the module, or its package."""
         name = module.__name__
         known = self._known.get(name)
         if known is None or known[0] is not module:  # or it was loaded again from its file
@@ -155,8 +155,8 @@ def pack_plain(value: object) -> Packed:
 
 
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
-    """The object again; buffers may be memory-mapped. With `keep_classes`, a class that this process sent by value
-    comes back as itself, and tensors on GPUs that this computer lacks come to the CPU.
+    """Buffers may be memory-mapped. With `keep_classes`, a class that this process sent by value comes back as itself,
+    and tensors on GPUs that this computer lacks come to the CPU.
     """
     head, buffers = split(head, buffers)
     if not keep_classes:
@@ -182,7 +182,7 @@ class _View(io.RawIOBase):
 
 
 class _Keeping(pickle.Unpickler):
-    """Keeps classes that this process knows: cloudpickle would overwrite them with the sender's copy."""
+    """Keeps classes that this process knows, which cloudpickle would overwrite."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -254,7 +254,7 @@ _codes: dict[CodeType, None] = {}
 
 
 def _remember(code: CodeType) -> None:
-    """cloudpickle keys globals by code object, of which a node gets a new one each time: reuses those of equal code."""
+    """cloudpickle keys globals by code object, which is new on a node each time: reuses those of equal code."""
     if code not in _codes:
         if len(_codes) >= _MOST_CODES:
             _codes.clear()
@@ -317,12 +317,12 @@ _now = _Now()
 
 
 def is_by_value(module: str) -> bool:
-    """Whether the user has registered a module with cloudpickle."""
+    """Whether the user registered a module with cloudpickle."""
     return any(module == name or module.startswith(f"{name}.") for name in _registry)
 
 
 class _by_value:
-    """While open, what this thread pickles of foreign modules travels by value."""
+    """While open, this thread pickles foreign modules by value."""
 
     __slots__ = ("_before", "_packer")
 
@@ -357,7 +357,7 @@ def names_in(code: CodeType) -> tuple[str, ...]:
 
 
 def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
-    """All that a function refers to, if each is a constant; else None."""
+    """All that a function refers to, or None if something is no constant."""
     if fn.__closure__ or fn.__kwdefaults__ or fn.__dict__:
         return None
     scope = fn.__globals__
@@ -389,7 +389,7 @@ def _is_worth_it(buffer: Any) -> bool:
 
 
 def _unpickled(opcode: bytes, buffer: Any) -> Any:
-    """An unpickler asks for a buffer only when it has memory for it."""
+    """An unpickler asks for a buffer only once it has memory for it."""
     return pickle.Unpickler(_Pickle(opcode, memoryview(buffer))).load()
 
 
@@ -475,7 +475,7 @@ class PieceWriter:
         self._stream.append(bytes(part))
 
     def buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Takes a buffer out of band; True if it stays in the pickle, being small or not contiguous."""
+        """True if it stays in the pickle: small or not contiguous."""
         try:
             raw = buffer.raw()
         except BufferError:
@@ -491,7 +491,7 @@ class PieceWriter:
         return not self._buffers
 
     def packed(self, head: bytes = b"") -> Packed:
-        """The pieces; `head` if the pickle is there already."""
+        """`head` if the pickle is there already."""
         if head:
             self._stream = [head]
         small = [buffer for buffer in self._buffers if buffer.nbytes < LARGE]

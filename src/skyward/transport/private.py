@@ -1,7 +1,7 @@
 """Directories that only this user can enter, at every level.
 
 Whoever can write into a directory can replace what is in it, unless it is sticky, as /tmp is. So every level counts,
-and so does every link on the way.
+and every link on the way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LINKS = 40
 
 
 class NotPrivate(SkywardError, PermissionError):
-    """A directory that other users can write to; the text says which, and why."""
+    """Other users can write to it; the text says why."""
 
 
 def make(root: Path, *names: str) -> Path:
-    """Makes `root` and those named within it where they are missing, for this user alone."""
+    """Makes what is missing of `root` and those named within it, for this user alone."""
     path = _walk(root, create=True)
     _close(path, ours=path.name == _NAME)
     for name in names:
@@ -62,7 +62,7 @@ def check_file(path: Path) -> None:
 
 
 def fresh(prefix: str, *bases: str) -> str:
-    """A new directory with a name that nobody can guess, in the first suitable of `bases`, or in /tmp."""
+    """With an unguessable name, in the first suitable of `bases`, or in /tmp."""
     import logging  # neither in runners
     import tempfile
 
@@ -147,7 +147,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _close(path: Path, ours: bool) -> None:
-    """Refuses a directory that others could write to until now; takes their rights away if it is `ours`."""
+    """Refuses a directory that others could write to; takes their rights away if it is `ours`."""
     found = os.lstat(path)
     if found.st_mode & stat.S_IWOTH:  # sticky or not
         raise NotPrivate(f"others can write into {path} (mode {stat.S_IMODE(found.st_mode):o})")
@@ -170,7 +170,7 @@ def _unmapped() -> tuple[int, ...]:
 
 
 def _own_group(gid: int) -> bool:
-    """Whether a group is root's, or has only this user in it, as is usual on Debian."""
+    """Whether a group is root's, or has only this user, as is usual on Debian."""
     if gid == 0:
         return True
     import grp
@@ -192,9 +192,7 @@ _held: dict[str, int] = {}
 
 
 def hold(path: str) -> int:
-    """Makes a file that is locked until this process ends or calls `let_go`. Raises OSError where the file system has
-    no locks.
-    """
+    """Makes a file that is locked until this process ends or calls `let_go`. OSError if the file system has no locks."""
     unseen = f"{path}.{os.urandom(6).hex()}"
     fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -215,7 +213,7 @@ def let_go(path: str) -> None:
 
 
 def is_locked(path: str | Path) -> bool:
-    """Whether a process holds the lock of a file, or may hold it. False for a link in its place."""
+    """True also where that cannot be known; False for a link."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):

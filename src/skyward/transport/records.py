@@ -13,7 +13,7 @@ __all__ = ["Record", "fields_of", "replace"]
 
 @dataclass_transform(frozen_default=True)
 class _Fields(type):
-    """Makes slots of the annotations of a class. Defaults must be immutable: they are shared."""
+    """Slots from the annotations of a class. Defaults are shared, so they must be immutable."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], kw_only: bool = False, kind: str = ""

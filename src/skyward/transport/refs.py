@@ -59,7 +59,7 @@ def reduce(ref: Ref[Any]) -> Any:
 
 
 class FoundCalls:
-    """Calls among the arguments of calls that are sent together, each with the key of its result."""
+    """Each with the key of its result."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Any, str]] = []

@@ -25,7 +25,7 @@ def node_role(node: int) -> str:
 
 
 def refusal(hello: Any, role: str | None, session: str) -> str | None:
-    """Why an agent refuses this greeting, or None. `session` is how the names of this pool's sessions begin."""
+    """None if the greeting is accepted. `session` is how the names of this pool's sessions begin."""
     greeting = cast("dict[str, Any]", hello) if isinstance(hello, dict) else {}
     if not all(type(value) is _KINDS.get(name) for name, value in greeting.items()):
         greeting = {}

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Producer:
-    """Sends items as long as there is credit, in batches, from a thread."""
+    """Sends items while there is credit, in batches, from a thread."""
 
     def __init__(self, send: Callable[[list[Any]], None], window: int = WINDOW) -> None:
         self._send = send
@@ -94,7 +94,7 @@ class Producer:
 
 
 class Consumer(Iterator[Any]):
-    """The items of a stream, in order; thread-safe: each item goes to one reader."""
+    """Thread-safe: each item goes to one reader."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Consumer(Iterator[Any]):
         return self._load(item)
 
     def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], Any], bool] | None:
-        """What gives the next item or raises, and whether it takes no time worth a thread. None if there is no item
-        yet: then `wake` is called once, from any thread, when there may be one.
+        """What gives the next item or raises, and whether it takes no time worth a thread. None if there is none yet:
+        then `wake` is called once, from any thread, when there may be one.
         """
         with self._changed:
             try:
@@ -216,7 +216,7 @@ class Consumer(Iterator[Any]):
 
 
 class Stream(Iterator[T]):
-    """What the user holds of a stream; dropping it stops the producer."""
+    """What the user holds; dropping it stops the producer."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

@@ -1,6 +1,6 @@
 """Tensors and arrays of torch, jax and numpy as buffers.
 
-Frameworks are not imported here: what takes their objects apart is registered once they are loaded.
+Frameworks are not imported here: reducers are registered once they are loaded.
 
     torch    a storage becomes one buffer, however many tensors share it
     jax      an array becomes the numpy array that it is on the host
@@ -33,7 +33,7 @@ class _Local(threading.local):
 
 
 local = _Local()
-"""`room` returns memory for what leaves a GPU while this thread packs something."""
+"""`room` returns memory for what leaves a GPU while this thread packs."""
 
 
 def note_loaded_frameworks() -> None:
@@ -47,7 +47,7 @@ def note_loaded_frameworks() -> None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a C pickler with the table does for this value: nothing in it may be user code."""
+    """Whether a C pickler with the table is enough: nothing in it may be user code."""
     kind = type(value)
     if kind not in _PLAIN:
         note_loaded_frameworks()
@@ -134,7 +134,7 @@ def _storage(data: Any, device: str) -> Any:
 
 
 def _memory(storage: Any) -> memoryview:
-    """The bytes of a storage on the CPU. Not through numpy: torch then forbids for ever that the storage is resized."""
+    """Not through numpy: torch would then forbid for ever to resize the storage."""
     import ctypes
 
     size: int = storage.nbytes()
@@ -154,7 +154,7 @@ def _is_here(torch: Any, device: Any) -> bool:
 
 
 def _on_host(torch: Any, flat: Any) -> memoryview:
-    """The bytes of a tensor on a GPU; many of them through pinned memory."""
+    """Large ones through pinned memory."""
     size: int = flat.numel()
     if not size:
         return memoryview(b"")

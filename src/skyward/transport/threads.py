@@ -10,7 +10,7 @@ __all__ = ["run_in_thread"]
 
 
 def run_in_thread(act: Callable[[], object]) -> None:
-    """Takes no lock: the garbage collector may call this anywhere."""
+    """The garbage collector may call this anywhere."""
     try:
         _thread.start_new_thread(_start_thread, (act,))
     except RuntimeError:

@@ -30,7 +30,7 @@ class Changed(OSError):
 
 
 class Entry(NamedTuple):
-    """A file ("f"), a folder ("d") or a link ("l") below a directory."""
+    """A file ("f"), a folder ("d") or a link ("l")."""
 
     path: str
     kind: str
@@ -42,8 +42,8 @@ class Entry(NamedTuple):
 
 
 def scan(path: str, left_out: list[str]) -> tuple[str, Iterator[Entry]]:
-    """The directory that entries are relative to, and the entries. What is neither file, folder nor link inside is
-    named in `left_out`. A link that `path` itself is, is followed.
+    """The directory that entries are relative to, and the entries. Inside, other things than files, folders and links
+    are named in `left_out`. If `path` is a link, it is followed.
     """
     real = os.path.realpath(path)
     found = os.stat(real)
@@ -99,7 +99,7 @@ class Writer:
         os.close(self._root)
 
     def make_folder(self, path: str) -> None:
-        """Makes a folder that can be written to until `finish_folder`."""
+        """Writable until `finish_folder`."""
         if not path:
             return
         with _parent(self._root, path) as (folder, name):
@@ -131,7 +131,7 @@ class Writer:
             return 0
 
     def write(self, entry: Entry, offset: int, data: Any) -> None:
-        """Writes a piece; the last one gives the file its name. Pieces come in order."""
+        """Pieces come in order; the last one gives the file its name."""
         with _parent(self._root, entry.path) as (folder, name):
             part = _part_name(entry)
             flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if offset else os.O_CREAT | os.O_TRUNC)
@@ -252,7 +252,7 @@ def _checked(raw: Any) -> Entry:
 
 @contextmanager
 def _parent(root: int, path: str) -> Generator[tuple[int, str]]:
-    """The folder of an entry, opened step by step, so that no step is a link."""
+    """Opened step by step, so that no step is a link."""
     *folders, name = path.split("/")
     fd = os.dup(root)
     try:
@@ -298,7 +298,7 @@ def _found(folder: int, name: str) -> os.stat_result | None:
 
 
 def _part_name(entry: Entry) -> str:
-    """What a file is called while it is written, different for each version of it."""
+    """Different for each version of the file."""
     name = blake2b(os.fsencode(entry.path.rpartition("/")[2]), digest_size=8).hexdigest()
     version = blake2b(repr(entry[2:]).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return f"{_PART}{name}-{version}.part"
