@@ -192,7 +192,7 @@ _held: dict[str, int] = {}
 
 
 def hold(path: str) -> int:
-    """Makes a file that is locked until this process ends or calls `let_go`. OSError if the file system has no locks."""
+    """Makes a file, locked until this process ends or calls `let_go`. OSError if the file system has no locks."""
     unseen = f"{path}.{os.urandom(6).hex()}"
     fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
