@@ -1,3 +1,3 @@
-"""Calls on this computer: which node gets them, the links to the nodes, and how each call ends."""
+"""Calls on this computer: which node gets them, links to nodes, and how calls end."""
 
 __all__: list[str] = []

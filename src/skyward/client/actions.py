@@ -1,4 +1,4 @@
-"""What the pure logic of the client wants done. `Engine._do` does what `Action` names.
+"""What the client's pure logic wants done. `Engine._do` does what `Action` names.
 
 Nodes, StallWatch --> Core --> Engine          Lose and Stall end in Core
 Kept --> ClientCalls --> Core                  Unblock, MakeAgain, Unwanted and CallBack end in ClientCalls
@@ -122,7 +122,7 @@ class Upload(Record):
 
 
 class Got(Record):
-    """A result that is in files here; `remove` if they are only for this."""
+    """A result in files here; `remove` if they are only for this."""
 
     future: CallFuture[Any]
     blobs: Sequence[Blob]
@@ -158,7 +158,7 @@ class Unwanted(Record):
 
 
 class CallBack(Record):
-    """Take back the calls that wait on a node for a result that does not come there."""
+    """Take back calls that wait on a node for a result that does not come."""
 
     node: int
     result: KeptResult

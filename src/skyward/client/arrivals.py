@@ -1,4 +1,4 @@
-"""Results, items of streams, output, and parts of large buffers that nodes send."""
+"""What nodes send: results, items of streams, output, parts of large buffers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Arrivals:
         return self.rest_of_output(number, verdict.id) + self._core.verdict(verdict, number, now)
 
     def _at(self, number: int, id: str | None) -> Call | None:
-        """A call, if it is with that node."""
+        """None unless the call is with that node."""
         call = self._core.calls.calls.get(id) if id is not None else None
         return call if call is not None and call.node == number else None
 

@@ -49,7 +49,7 @@ _STACK_GLOBAL = b"\x93"
 
 
 class CallFuture(UserFuture[T]):
-    """Unpickles its result when it is asked for; its cancel() stops the body."""
+    """Unpickles its result when asked for it; cancel() stops the body."""
 
     def __init__(self, name: str, user: UserCode | None = None) -> None:
         super().__init__(user)
@@ -59,9 +59,9 @@ class CallFuture(UserFuture[T]):
         self.unasked = False  # whether somebody has it who should hear of a failure, and nobody has asked so far
         self.call = ""
         self.on_load: Callable[[Any], None] | None = None
-        """Gets the result when it is unpickled, first."""
+        """Gets the unpickled result first."""
         self.owner: object = None
-        """A pool is not closed under those who wait for its calls."""
+        """A pool is not closed while someone waits for its calls."""
 
     def settle(self, result: Returned) -> None:
         pieces = result.buffers
@@ -282,7 +282,7 @@ def _glance(pending: PendingCompute[Any]) -> str:
 
 
 def discard(named: Blobs) -> None:
-    """Large files in a thread, since the I/O thread may call."""
+    """Large files in a thread: the I/O thread may call."""
     files = list(named.values())
     act = partial(_remove, [path for path, _ in files])
     run_in_thread(act) if sum(size for _, size in files) >= _SLOW_TO_REMOVE else act()
@@ -322,7 +322,7 @@ def unpacked(name: str, packed: Packed) -> Any:
 
 
 def is_light(packed: Packed) -> bool:
-    """Whether unpickling runs no code, and so needs no thread."""
+    """Whether unpickling runs no code, and needs no thread."""
     if packed.blobs or sum(map(nbytes, packed.pieces)) >= _LIGHT:
         return False
     return _STACK_GLOBAL not in bytes(packed.pieces[0])

@@ -1,4 +1,4 @@
-"""The calls of a pool on the client: which wait, which node has them, and how they ended. Pure."""
+"""The calls of a pool on the client: which wait, which node has them, how they ended. Pure."""
 
 from __future__ import annotations
 
@@ -200,9 +200,7 @@ class ClientCalls:
         return (call for call in self.calls.values() if call.stream is None and call.stopping is None)
 
     def streams(self) -> list[Call]:
-        """Streams that were not stopped; those that have not begun come first, so that none starts in
-        another's place.
-        """
+        """Not stopped ones; those that have not begun come first, so that none starts in another's place."""
         found = [call for call in self.yielding.values() if call.stopping is None]
         return sorted(found, key=lambda call: (call.stream is not None, call.node is not None))
 

@@ -1,4 +1,4 @@
-"""The client's links to all nodes: connects, reads and writes them, and returns events to whoever polls.
+"""The client's links to all nodes: connects, reads and writes them, and returns events.
 
 caller's thread      writes to a link itself: no hand-over on the way out
 polling thread       reads all links, and is the only one that closes their sockets
@@ -63,7 +63,7 @@ class Connection:
     session: str = field(default_factory=lambda: os.urandom(8).hex())
     incarnation: str = ""
     epoch: int = 0
-    """Which start of a detached run's program we are; 0 in other pools."""
+    """Which start of a detached run's program; 0 in other pools."""
     greeting: Greeting = field(default_factory=lambda: Greeting())
     malformed: int = 0
     refusals: int = 0
@@ -74,7 +74,7 @@ class Connection:
         return {**greeting, "epoch": self.epoch} if self.epoch else greeting
 
     def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
-        """True if it is a different agent, which knows nothing of us."""
+        """True for a different agent, which knows nothing of us."""
         restarted = self.incarnation not in ("", answer["incarnation"])
         self.incarnation, self.greeting, self.refusals = answer["incarnation"], cast("Greeting", answer), 0
         if restarted:
@@ -83,7 +83,7 @@ class Connection:
         return restarted
 
     def renounce(self, session: str) -> Link:
-        """Forgets what was sent. Returns the old link, whose socket is still open."""
+        """Forgets what was sent; returns the old link, whose socket is open."""
         old = self.link
         self.link, self.session, self.incarnation, self.malformed = old.fresh(), session, "", 0
         return old
@@ -155,7 +155,9 @@ class Connections:
     # from any thread
 
     def post(self, number: int, messages: Sequence[Message], refused: Refusal | None = None) -> None:
-        """Messages arrive once, in order. A large one is not sent: `refused` gets it, or TooLarge is raised."""
+        """Messages arrive once, in order. If one is too large, it is not sent: `refused` gets it, or TooLarge is
+        raised.
+        """
         sent, buffers = list[Raw](), list[Any]()
         for message in messages:
             raw, its_buffers = message.encoded()
@@ -196,7 +198,7 @@ class Connections:
         return self.peers[number].link.kept_bytes
 
     def current(self, number: int, link: Link) -> bool:
-        """False for messages of a replaced link, which are dropped."""
+        """Messages of a replaced link are dropped."""
         return self.peers[number].link is link
 
     def connect(self, number: int, deadline: float) -> None:
@@ -316,7 +318,7 @@ class Connections:
         return events + self.notice_silence()
 
     def attach(self, event: Greeted) -> bool | None:
-        """True if it is a different agent, None if it comes too late."""
+        """True for a different agent, None if it is too late."""
         peer = self.peers[event.number]
         if event.link is not peer.link or self._closed:
             event.sock.close()
@@ -427,7 +429,7 @@ _REJOINING = 25.0  # an attempt that began while nobody could be reached takes t
 
 
 class NodeEnded(ConnectionError):
-    """What ran there has ended for good, and why."""
+    """What ran there has ended for good."""
 
 
 def given_up(
@@ -441,9 +443,9 @@ def given_up(
 ) -> bool:
     """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last message.
 
-    `lease` is None on this computer. A machine where nobody listens is lost at once. One that does not answer is lost
-    only if other nodes do; otherwise the fault is rather on our side. `rejoined` seconds ago the first of them was
-    reached again: the others get as much time as an attempt takes.
+    `lease` is None on this computer. A machine that refuses connections is lost at once. A silent one is lost only if
+    other nodes speak; otherwise the fault is rather on our side. `rejoined` seconds ago the first of them was reached
+    again: the others get as much time as an attempt takes.
     """
     if lease is None:
         return away > _HERE

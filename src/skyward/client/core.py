@@ -80,8 +80,8 @@ class Core:
             raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
 
     def missing(self, numbers: Sequence[int], *, late: bool, overdue: bool = False) -> list[int]:
-        """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if `late` not connected.
-        A node whose runners are being made has until `overdue`.
+        """Those that take no calls now; raises NodeLost for one that is gone, or if `late` not connected. A node whose
+        runners are being made has until `overdue`.
         """
         if not late and self.nodes.joining():
             return list(numbers)  # which rank is where is about to change
@@ -200,7 +200,7 @@ class Core:
         return left < 1
 
     def mishandled(self, number: int, message: Sequence[Any], error: BaseException, now: float) -> list[Action]:
-        """The call that the message was about must not wait for another."""
+        """The call that the message belongs to must not wait for another."""
         call = self.calls.calls.get(message[1]) if len(message) > 1 and isinstance(message[1], str) else None
         if call is None or message[0] not in VERDICTS:
             return []
@@ -260,7 +260,7 @@ class Core:
         return self._routed(self.nodes.unreachable(number, error, now), now)
 
     def admit(self, number: int, now: float) -> tuple[bool, list[Action]]:
-        """Takes in a node that was missing; False while that would change the ranks of what runs."""
+        """Takes in a missing node; False while that would change the ranks of what runs."""
         if any(call.pinned for call in self.calls.calls.values()):
             return False, []
         if (self.nodes.gang or self._plan.gang) and self._occupied(range(self._plan.nodes)):

@@ -1,8 +1,8 @@
-"""Which node gets which call: a pure bookkeeping of queues, slots and windows.
+"""Which node gets which call: queues, slots and windows. Pure.
 
 The node with the fewest calls for its slots is next; of several, the one that ended a call last, since its caches are
-warm. Calls are sent ahead when they are so short that a round trip would cost more. A call behind a long one is taken
-back when another node is idle.
+warm. Calls are sent ahead if they are shorter than a round trip. A call behind a long one is taken back when another
+node is idle.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     user's thread   --submit, cancel-->            Engine --(lock)--> Core --actions--> Engine --> links, futures
     I/O thread:     Connections.poll --events-->   Engine --(lock)--> Core --actions--> Engine, then what was deferred
 
-One lock, so two broadcasts are queued in the same order on all nodes. No user code runs on the I/O thread.
+One lock, so two broadcasts have the same order on all nodes. No user code runs on the I/O thread.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Engine:
         self._transfers = Transfers(self._connections.post)
         self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers)
         self.on_failed: Callable[[Call, events.EndOfCall, BaseException | None], None] | None = None
-        """Hears of calls that failed by themselves while they still have their arguments, with the lock held."""
+        """Gets calls that failed by themselves while they have their arguments, with the lock held."""
         self.greetings, self.after_fork = self._connections.greetings, self._connections.after_fork
         self.thread, self._ident = threading.Thread(target=self._run, name="skyward-io", daemon=True), 0
 
@@ -148,13 +148,13 @@ class Engine:
                 self._core.nodes.check()
 
     def tell_terms(self, serial: int, left: float, drain: float) -> None:
-        """Tells all reachable nodes when they end; the last word counts."""
+        """Tells all reachable nodes when they end; the last call counts."""
         with self._lock:
             for number in () if self._closing else self._connected():
                 self._connections.post(number, [ClientToAgent.Terms(serial, left, drain)])
 
     def finish(self) -> tuple[bool, int]:
-        """Whether all calls that leaving the block waits for have ended, and how many streams this has stopped."""
+        """Whether all calls that leaving the block waits for have ended, and how many streams this stopped."""
         with self._lock:
             calls, stopped = self._core.calls, 0
             for call in calls.streams():
@@ -255,7 +255,7 @@ class Engine:
             return sorted(self._core.nodes.takes_calls())
 
     def stacks(self, seconds: float = 5.0) -> Stacks:
-        """A node that does not answer in time has no stacks."""
+        """A node that does not answer in time has none."""
         with self._lock:
             self._check_open()
             survey, actions = self._core.surveys.ask(self._connected(), None, self._clock())
@@ -379,7 +379,7 @@ class Engine:
             self._transfers.lost(number, reason)
 
     def _settle_kept(self, call: Call) -> None:
-        """The call, which may be kept for a restart, must not hold the Ref."""
+        """The call may be kept for a restart, and must not hold the Ref."""
         ref, call.ref = call.ref, None
         future, call.future = call.future, CallFuture(call.name)
         if ref is not None:

@@ -224,7 +224,7 @@ def _have(answers: Answers, count: int) -> list[int | None]:
 def _pieces(
     reader: Reader, names: Sequence[str], entries: Sequence[Entry], starts: Mapping[int, int], changed: list[str]
 ) -> Iterator[tuple[bytes, list[_Segment]]]:
-    """What is left of the files, in pieces. A file that changes is left out before its last part."""
+    """What is left of the files. A file that changes is left out before its last part."""
     data, segments = bytearray(), list[_Segment]()
     for file, start in starts.items():
         offset, size = start, entries[file].size

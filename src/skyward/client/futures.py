@@ -54,7 +54,7 @@ def _relays(event: Event) -> tuple[Listener, ...]:
 
 
 class Listeners:
-    """Each listener gets every event in order, on one thread."""
+    """Each gets every event in order, on one thread."""
 
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
@@ -173,8 +173,8 @@ _ENDED = _CANCELLED | {"FINISHED"}
 
 
 class _Unwaited(_thread.RLock):  # pyright: ignore[reportGeneralTypeIssues] - it can be subclassed, since Python 3.2
-    """In the place of a future's condition, for which nobody waits: a tenth of its objects, which the garbage collector
-    would look at.
+    """Replaces a future's condition, for which nobody waits: a tenth of its objects, which the garbage collector would
+    visit.
     """
 
     __slots__ = ()
@@ -182,9 +182,7 @@ class _Unwaited(_thread.RLock):  # pyright: ignore[reportGeneralTypeIssues] - it
 
 
 class UserFuture(AwaitableFuture[T]):
-    """Its callbacks run on the threads of `user`. A result is available after listeners have had the
-    events before it.
-    """
+    """Its callbacks run on the threads of `user`. Listeners get earlier events before a result is available."""
 
     def __init__(self, user: UserCode | None = None) -> None:
         # what `Future.__init__` would do, but for the condition
@@ -199,7 +197,7 @@ class UserFuture(AwaitableFuture[T]):
         self.sleepers: list[_Sleeper] = []  # of threads that wait, one each
 
     def done(self) -> bool:
-        """Takes no lock: Ctrl-C at any moment leaves none taken."""
+        """Takes no lock, so Ctrl-C leaves none taken."""
         return self._state in _ENDED
 
     def cancelled(self) -> bool:
@@ -285,7 +283,7 @@ class UserFuture(AwaitableFuture[T]):
                 pass  # it is awake
 
     def _load(self) -> None:
-        """Makes the result ready for whoever asks for it, in their thread."""
+        """Makes the result ready, in the thread that asks for it."""
 
     def _events_are_heard(self) -> bool:
         return self.user is None or self.user.listeners.worker.finished >= self._events
@@ -305,7 +303,7 @@ class _Sleeper(Protocol):
 
 
 class _Part:
-    """One of several futures that a thread waits for: only the last wakes it."""
+    """Of several futures that a thread waits for, only the last wakes it."""
 
     __slots__ = ("_all_ended", "_once")
 
@@ -343,7 +341,7 @@ def wait_for_all(futures: Sequence[UserFuture[Any]]) -> None:
 
 
 def when_done(future: Future[Any], act: Callable[[Future[Any]], object]) -> None:
-    """Calls a function of ours in the thread that settles the future; it must not block or raise."""
+    """Calls our function in the thread that settles the future; it must not block or raise."""
     Future.add_done_callback(future, act)
 
 
@@ -352,8 +350,8 @@ _STUCK = 1.0  # a listener that is at one event for longer is waited for no more
 
 
 class Worker:
-    """Runs functions one at a time, in order, on a daemon thread. With `patience`, a longer function keeps its thread,
-    and another one continues.
+    """Runs functions in order on a daemon thread. With `patience`, a longer one keeps its thread, and another
+    continues.
     """
 
     def __init__(self, name: str, patience: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:

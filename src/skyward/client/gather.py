@@ -65,7 +65,7 @@ def gathered(
     keep: bool = False,
     ended: Ended | None = None,
 ) -> tuple[Any, ...]:
-    """Results in order; the first failure, in time, cancels the rest. With `keep`, failures stand in their places."""
+    """Results in order; the first failure, in time, cancels the rest. With `keep`, failures are results."""
     whole: Any = combined(futures, calls, keep, ended)
     try:
         return whole.result()
@@ -88,9 +88,7 @@ def combined(
     keep: bool = False,
     ended: Ended | None = None,
 ) -> AwaitableFuture[tuple[Any, ...]]:
-    """A tuple, or the first failure; cancelling it cancels them all. `ended` is called in the thread that has settled
-    each.
-    """
+    """A tuple or the first failure; cancelling it cancels them all. `ended` runs in the thread that settled each."""
     whole = _Combined(futures, calls, keep, ended)
     if not futures:
         whole.set_result(())
@@ -108,10 +106,10 @@ def mapped(
     count: Callable[[int, int], None] | None = None,
     run: Resumed | None = None,
 ) -> list[Any]:
-    """Applies the function of `each` to items, in chunks: small at first, then as large as measured time allows.
+    """Maps in chunks: small at first, then as large as measured time allows.
 
-    `count` gets how many more have ended well, and how many have failed. What `run` knows is taken from there, and what
-    comes is kept there first.
+    `count` gets how many more have ended well, and how many have failed. What `run` knows is taken from there, and new
+    results are kept there first.
     """
     if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
         raise not_for_generators(each.fn)
@@ -195,7 +193,7 @@ def error_of(future: Future[Any]) -> BaseException | None:
 
 
 class _Combined(UserFuture[tuple[Any, ...]]):
-    """Results are read when they are asked for, never in the thread that settles them."""
+    """Results are read when asked for, never in the thread that settles them."""
 
     def __init__(
         self, parts: Sequence[Future[Any]], calls: Sequence[PendingCompute[Any]], keep: bool, ended: Ended | None
@@ -360,7 +358,7 @@ def _wake(wakes: set[Callable[[], None]], _: Future[Any]) -> None:
 
 
 def _error_as_it_came(future: Future[Any]) -> BaseException | None:
-    """The exception of a future that is done, without reading its result, and without a lock."""
+    """Without reading its result, and without a lock."""
     ended: Any = future
     return ended._exception if ended._state == "FINISHED" else CancelledError()
 
@@ -402,8 +400,8 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 
 class GroupCounter:
-    """Counts the calls of one group; `emit` is called seldom enough to cost nothing, but always with the last state.
-    `flush` waits until listeners had it.
+    """Counts a group's calls; `emit` is called seldom enough to cost nothing, but always with the last state. `flush`
+    waits until listeners had it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Results that stay on nodes: who has them, which calls wait for them, when they are recomputed, when they go.
+"""Results that stay on nodes: who has them, which calls wait for them, when they are recomputed or released.
 
 call with .keep() --result--> "there", on a node <--taken by-- other calls
 every node that has it is lost --> "making", if its call has attempts left; else "lost"
@@ -149,7 +149,7 @@ class Kept:
         return NO_BLOBS if result.kept is not None and not self._local else result.blobs
 
     def made(self, call: Call, number: int, named: Blobs, *, again: bool) -> None:
-        """`again` if it may be made again should the node be lost."""
+        """`again` if it may be recomputed should the node be lost."""
         result, blobs = call.keeps, _in_order(named)
         assert result is not None
         result.state, result.error, result.node, result.where = "there", None, number, {number}

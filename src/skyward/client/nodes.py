@@ -40,7 +40,7 @@ class Nodes:
         self.all = [Node(i, "opening" if i < there else "absent") for i in range(plan.nodes)]
         self.gang = plan.gang
         self.tainted = False
-        """Whether all runners are to be made again, since one of a group is gone."""
+        """Whether all runners are to be restarted, since one of a group is gone."""
         self.closing = False
         self._now = 0.0
         self._unformed = False
@@ -379,7 +379,7 @@ class Nodes:
         return all(n.state == "ready" for n in self.present)
 
     def in_doubt(self, number: int, now: float) -> bool:
-        """Whether a node may be lost without our knowing it yet."""
+        """Whether a node may be lost without our knowledge."""
         node = self.all[number]
         late = 0 < node.leaving < now + _LAST_MOMENT
         return not self.closing and not node.gone and (node.state == "silent" or late)
@@ -392,7 +392,7 @@ class Nodes:
         return bool(node.gone or node.leaving) and not self._machines.replacing(number) and not self.may_return()
 
     def may_return(self) -> bool:
-        """Whether no node is left, but one may be back soon: calls are kept as long."""
+        """Whether no node is left, but one may be back soon: calls are kept so long."""
         return all(n.gone for n in self.present) and any(self._now < n.awaited for n in self.present)
 
     def no_node_left(self) -> Node | None:
@@ -493,6 +493,6 @@ class Node:
     away: float = 0.0
     leaving: float = 0.0
     awaited: float = 0.0
-    """Until when it may be back, though it was given up: its machine may be booting."""
+    """Until when it may be back after it was given up: its machine may be booting."""
     refusals: int = 0
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What a verdict means to the caller: an exception with everything that is known."""
+"""What a verdict means to the caller: an exception with all that is known."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 End = tuple[Outcome, float, str, int]
-"""For listeners: outcome, seconds, error as text, and how many items have failed."""
+"""For listeners: outcome, seconds, error as text, number of failed items."""
 
 
 def returned(call: Call, result: Returned) -> End:
@@ -57,7 +57,7 @@ def returned(call: Call, result: Returned) -> End:
 
 
 def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -> End:
-    """The end of a call without a result, also for every item of a map that keeps exceptions."""
+    """Without a result; also for each item of a map that keeps exceptions."""
     items = call.items if call.chunk is not None and call.chunk.keep and outcome != "cancelled" else 0
     return outcome, seconds, exceptions.as_text(error), items
 
@@ -72,7 +72,7 @@ def told(call: Call, rank: int | None, end: End, now: float) -> events.EndOfCall
 def failure(
     pool: str, call: Call, node: int, verdict: Verdict, rank: int | None = None
 ) -> tuple[BaseException, Outcome]:
-    """The exception, and how it counts; `rank` where the node has several."""
+    """And how it counts; `rank` where the node has several."""
     match verdict:
         case Raised():
             place = f"node {node}" if rank is None else f"rank {rank} (node {node})"

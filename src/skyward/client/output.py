@@ -1,4 +1,4 @@
-"""What nodes print, log and warn of, passed to the user's own output, logging and warnings."""
+"""What nodes print, log and warn of, passed to the user's output, logging and warnings."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Transcript:
 
 
 def _settled(line: bytes) -> str:
-    """A line as a terminal would leave it after carriage returns."""
+    """As a terminal would leave it after carriage returns."""
     if b"\r" not in line:
         return _text(line)
     return _text(line[_last_state(line) :].strip(b"\r"))
@@ -183,7 +183,7 @@ def snapshot() -> LogSettings:
 
 
 def _level(logger: logging.Logger) -> int:
-    """As messages take it: True is a level, too, and so is any whole number."""
+    """As messages take it: True is a level, too, and any whole number."""
     return max(-1 << 30, min(int(logger.level), 1 << 30))
 
 
@@ -257,7 +257,7 @@ def relay_records(event: Log) -> None:
 
 
 def _nearest(name: str) -> logging.Logger:
-    """The logger of that name, or the one above it: one made here would stay for ever."""
+    """The logger of that name, or the next above: one made here would stay for ever."""
     while name:
         found = logging.root.manager.loggerDict.get(name)
         if isinstance(found, logging.Logger):
@@ -281,7 +281,7 @@ def shown_by_program() -> bool:
 
 
 def relay_warnings(event: Warned) -> None:
-    """Shows a node's warning as this program shows its own, once for each place."""
+    """As this program shows its own, once for each place."""
     if not shown_by_program() or is_repeated(event, _seen):
         return
     if getattr(logging, "_warnings_showwarning", None) is not None:  # captureWarnings

@@ -1,4 +1,4 @@
-"""Turns pending calls into bytes: functions, arguments, large buffers, Refs, calls among the arguments."""
+"""Pending calls as bytes: functions, arguments, large buffers, Refs, calls among the arguments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PackedFunction = tuple[str, list[Any], dict[str, Ref[Any]]]
 
 @dataclass(frozen=True)
 class Sent:
-    """What a call was sent as before; it stands for the function of one that is sent again."""
+    """What a call was sent as before; replaces the function when it is sent again."""
 
     header: Header
     pieces: Sequence[Buffer]
@@ -230,7 +230,7 @@ class Packing:
         return call
 
     def _uploads(self, header: Header, pieces: list[Any], batch: _Batch) -> dict[str, blobs.Blob]:
-        """Puts the large pieces into the store, and has `header` name them."""
+        """Puts large pieces into the store, and their names into `header`."""
         uploads: dict[str, blobs.Blob] = {}
         for index, piece in enumerate(pieces):
             if (len(piece) if type(piece) is bytes else nbytes(piece)) >= blobs.LARGE:
@@ -259,9 +259,7 @@ def _digest(packed: Packed) -> str:
 
 
 def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
-    """Arguments annotated `Iterator[T]`, and `Iterable[T]` unless the value is a collection, which may be iterated
-    twice.
-    """
+    """Arguments annotated `Iterator[T]`, and `Iterable[T]` unless the value is a collection."""
     known = None if isinstance(call.fn, EachItem) else _iterator_annotations(call.fn)
     if known is None:
         return set(), set()
@@ -284,7 +282,7 @@ def _travels_as_stream(kind: type | None, value: object) -> bool:
 
 
 class _Annotated(NamedTuple):
-    """Of each parameter Iterator, Iterable or None: by position, `*rest`, by name, `**others`."""
+    """Iterator, Iterable or None for each parameter: by position, `*rest`, by name, `**others`."""
 
     positional: Sequence[type | None]
     rest: type | None
@@ -442,6 +440,6 @@ def _drop(store: blobs.Store, keeper: Keeper, key: str, names: Sequence[str]) ->
 
 
 def _drop_later(owner: int, drop: Callable[[], None]) -> None:
-    """In a thread: whoever drops a Ref may hold any lock. Copies in forked children do not count."""
+    """In a thread: the dropping one may hold any lock. Copies in forked children do not count."""
     if os.getpid() == owner:
         run_in_thread(drop)

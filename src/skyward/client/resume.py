@@ -3,8 +3,7 @@
     item      what the arguments are, and how many equal calls come before it: duplicates are separate samples
     version   what code has run. A result lies under its item, and nothing of another version is taken unasked
 
-Results are written when they arrive: small ones as lines of the run's journal, large ones as files. Failures are not
-kept.
+Results are written on arrival: small ones as lines of the run's journal, large ones as files. Failures are not kept.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class _Key(NamedTuple):
 
 
 def surroundings(image: Image, plugins: Sequence[str]) -> dict[str, object]:
-    """What else than its code a result depends on, as entries of its version."""
+    """What a result depends on beside its code, as entries of its version."""
     locked = blobs.digest(Path(image.lock).read_bytes()) if image.lock is not None else ""
     return {
         "Python": ".".join(map(str, image.python_version)),
@@ -61,7 +60,7 @@ def surroundings(image: Image, plugins: Sequence[str]) -> dict[str, object]:
 
 
 class Resumed:
-    """The results of one map or group: which were there, and those that come.
+    """The results of one map or group, known and new.
 
     It holds the run until all calls have ended, or `finish` is called.
     """
@@ -144,12 +143,12 @@ class Resumed:
     # results that come
 
     def keep(self, first: int, results: Sequence[Any]) -> None:
-        """Writes results of the calls from number `first` on; a full disk stops nothing but that."""
+        """Of the calls from number `first` on; a full disk stops nothing else."""
         found = [(index, each) for index, each in enumerate(results, first) if type(each) is not FailedItem]
         self._write([line for index, each in found if (line := self._line(index, each)) is not None])
 
     def send(self, calls: Sequence[Any], send: Callable[[Any], Any], user: UserCode) -> tuple[list[Any], list[Any]]:
-        """The futures of all calls, of which only those are sent whose results are missing; and these calls."""
+        """The futures of all calls, of which only those without a result are sent; and those sent."""
         left = [index for index in range(len(calls)) if index not in self.known]
         missing = [calls[index] for index in left]
         try:
@@ -172,7 +171,7 @@ class Resumed:
         self.keep(index, [result])
 
     def counting(self, ended: Callable[[Future[Any]], None]) -> Callable[[Future[Any]], None]:
-        """The same for calls that were sent: those whose results were there do not count."""
+        """Not called for calls whose results were there."""
         return lambda future: ended(future) if isinstance(future, CallFuture) else None
 
     def _ended(self, future: Future[Any]) -> None:
@@ -184,7 +183,7 @@ class Resumed:
             self.finish()
 
     def finish(self) -> None:
-        """Lets go of the run; results that have arrived, and nobody has asked for, are kept first."""
+        """Lets go of the run, after results have been kept that arrived and were not read."""
         for future in self._sent if not self._closed else ():
             if future.done():
                 _read(future)
@@ -236,7 +235,7 @@ class Resumed:
 
 
 def _check(call: PendingCompute[Any], name: str) -> None:
-    """Refuses a call that gives no result that could be kept."""
+    """Refuses a call without a result that could be kept."""
     if inspect.isgeneratorfunction(call.fn) or inspect.isasyncgenfunction(call.fn):
         raise InvalidArgument(
             f"resume={name!r}: {call.name} is a generator, whose results are a stream, and cannot be kept. Have it "
@@ -250,7 +249,7 @@ def _check(call: PendingCompute[Any], name: str) -> None:
 
 
 def _read(future: Future[Any]) -> None:
-    """Has a result kept by reading it."""
+    """Reading a result keeps it."""
     try:
         future.result(0)
     except BaseException:  # whoever asks for the result hears of it
@@ -258,7 +257,7 @@ def _read(future: Future[Any]) -> None:
 
 
 def dumped(result: Any) -> bytes:
-    """It as bytes: classes by name, since the next process has its own; what has no name there, by value."""
+    """Classes by name, since the next process has its own; by value what has no name there."""
     tensors.note_loaded_frameworks()
     file = io.BytesIO()
     plain = pickle.Pickler(file, 5)

@@ -16,10 +16,10 @@ __all__ = ["Machines", "PoolSettings"]
 
 
 class Machines(Protocol):
-    """As the engine sees them; mostly called with the engine's lock, which they never take."""
+    """For the engine; mostly called with its lock, which they never take."""
 
     def reach(self, node: int) -> socket.socket:
-        """A connection to a node's agent; both sides have checked who the other is. Called without the lock."""
+        """Connects to an agent; both sides have checked who the other is. Called without the lock."""
         ...
 
     def revive(self, node: int) -> None:
@@ -31,15 +31,15 @@ class Machines(Protocol):
         ...
 
     def ranks(self, greetings: Sequence[Greeting]) -> Ranks:
-        """How many processes each node runs, now that all have said what they have."""
+        """How many processes each node runs; all nodes have greeted."""
         ...
 
     def setup(self, node: int, greetings: Sequence[Greeting], ports: list[int]) -> tuple[NodeSettings, list[Any]]:
-        """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
+        """What an agent needs before it starts runners: settings, and the plugins' hooks."""
         ...
 
     def refusal(self, node: int, greeting: Greeting) -> SkywardError | None:
-        """Why a node that has greeted is not what the pool asked for: no runner is made on it."""
+        """Why a greeting node is not what the pool asked for: no runner is made on it."""
         ...
 
     def replace(self, node: int) -> bool: ...
@@ -58,17 +58,17 @@ class PoolSettings:
     listening: Callable[[], object]
     release: Callable[[Sequence[str]], None]
     gang: bool
-    """Whether runners form groups: then losing one means restarting all."""
+    """Whether runners form groups: then losing one restarts all."""
     local: bool
     lease: float
     directory: str
     replaces: bool = False
     """Whether lost machines may be replaced: then the provider is asked why one is gone."""
     reboots: bool = False
-    """Whether machines where nobody listens may be booting: hosts of the user."""
+    """Whether machines that refuse connections may be booting: hosts of the user."""
     stall_timeout: float | None = None
     present: int | None = None
-    """How many nodes are there when the pool opens; the missing ones are the last."""
+    """How many nodes there are when the pool opens; the missing ones are the last."""
     session: str = ""
     epoch: int = 0
     """Which start of a detached run's program this is; agents refuse earlier ones."""

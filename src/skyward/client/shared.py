@@ -21,7 +21,7 @@ _CLOSED = "the pool is closed, and its shared collections with it."
 
 
 class ClientShared:
-    """Part of an engine; `post` sends messages to one of `nodes`. `gone` says why node 0 was given up."""
+    """`post` sends messages to one of `nodes`. `gone` says why node 0 was given up."""
 
     def __init__(self, post: Callable[[int, list[Message]], None], nodes: int, gone: Callable[[], str]) -> None:
         self._post_to, self._nodes, self._gone = post, nodes, gone

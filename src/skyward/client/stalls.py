@@ -64,12 +64,12 @@ class Rank:
 
     @property
     def stands_in(self) -> Collective | None:
-        """The collective in which it stands; where a device computes, it may not be waiting for other ranks."""
+        """Where a device computes, it may not be waiting for other ranks."""
         return find(self.stack.frames, self.helpers) if self.stack is not None else None
 
     @property
     def collective(self) -> str | None:
-        """The collective in which it can only be waiting for other ranks."""
+        """The one in which it can only be waiting for other ranks."""
         found = self.stands_in
         return found.name if found is not None and (found.certain or not self.accelerators) else None
 
@@ -202,7 +202,7 @@ class StallWatch:
             self._watched.add(calls[0].id)
 
     def sampled(self, number: int, cpu: float, gpu: float, now: float) -> None:
-        """CPU in per cent of a core, and the busiest GPU in per cent."""
+        """CPU in per cent of a core; of the GPUs the busiest, in per cent."""
         if cpu >= _BUSY or gpu >= _BUSY:
             self._busy[number] = now
 
@@ -317,14 +317,14 @@ def _found(bodies: list[Body], call: Call) -> tuple[Body | None, Facts]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A wait for other ranks. `certain` is False where the same frames also wait for a device that computes."""
+    """`certain` is False where the same frames also wait for a device that computes."""
 
     name: str
     certain: bool
 
 
 def find(frames: Sequence[Frame], helpers: Sequence[Sequence[Frame]] = ()) -> Collective | None:
-    """The collective in which a body waits, known by the innermost frame; stacks are outermost first.
+    """The collective in which a body waits, by its innermost frame; stacks are outermost first.
 
     A body that waits for another thread waits in a collective if some of the `helpers` do, and the rest wait for work.
     A package that waits, as Keras does, waits for threads that run its own functions, if there are any.
@@ -359,7 +359,7 @@ def _package(frames: Sequence[Frame]) -> str:
 
 
 def _torch(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
-    """The function that the user has called: the outermost public one."""
+    """The user's call: the outermost public function."""
     for frame in _inner(frames, pattern):
         if not frame.function.startswith("_") and frame.function not in _WRAPPERS:
             return f"torch.distributed.{frame.function}"

@@ -1,6 +1,4 @@
-"""Large buffers between the client and other machines: an argument crosses the client's link once, and goes on from
-node to node.
-"""
+"""Large buffers on other machines: each crosses the client's link once, and then goes from node to node."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ class _Upload:
 
 
 class Uploads:
-    """Which node has which buffer. Called with the engine's lock held; `failed(node, name, error)` is called without
-    it: calls that wait there must end.
+    """Which node has which buffer. Called with the engine's lock held; `failed(node, name, error)` without it: calls
+    that wait there must end.
     """
 
     def __init__(
@@ -230,7 +228,7 @@ class Parts:
                 log.debug("and what there is of it stays: %s", why)
 
     def placed(self, named: Blobs) -> tuple[Blobs, str | None]:
-        """Where the blobs of a result are here; a node names them, but does not choose where we look."""
+        """Where a result's blobs are here; a node names them, but does not choose where we look."""
         found: Blobs = {}
         incomplete: str | None = None
         for index, (name, size) in named.items():
