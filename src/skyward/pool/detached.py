@@ -1,7 +1,7 @@
 """Submits a program as a detached run: machines are set up as for any pool, then handed to a steward on node 0.
 
-Each step may be the last one of this process. Before the hand-over, what closes a pool closes this; after it the
-steward ends everything unless `go` comes within a minute. So nothing has two owners, or none.
+Any step may be this process's last. Until the hand-over it closes like a pool; then the steward ends everything unless
+`go` comes within a minute. So nothing has two owners, or none.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Program:
     title: str
     """What people call it, such as `train.py --epochs 3`."""
     payload: bytes = b""
-    """What it reads on its standard input."""
+    """Its standard input."""
     imports: Sequence[program_imports.Import] = ()
-    """What it needs on node 0; looked up there before the run is handed over."""
+    """What it needs on node 0; looked up there before the hand-over."""
     path: Sequence[str] = ()
     """Where it looks for modules beside the environment of node 0."""
     files: Sequence[str] = ()
@@ -74,7 +74,7 @@ class Program:
 
 
 def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0, hold: float = 0.0) -> RunRecord:
-    """Gets the pool's machines and starts the program there; when this returns, the run needs this process no more."""
+    """Gets the machines and starts the program there; on return, the run no longer needs this process."""
     handing = threading.Event()
     context = replace(pool._context(), handing=handing)  # pyright: ignore[reportPrivateUsage] - same folder
     _refuse(context, pool._candidates, program)  # pyright: ignore[reportPrivateUsage]
@@ -192,7 +192,7 @@ def _order(
 
 
 def _send_files(context: PoolContext, program: Program, host: Host) -> str:
-    """Puts the working files of the program on node 0, as an archive."""
+    """The program's working files, to node 0, as an archive."""
     image = replace(context.image, includes=tuple(dict.fromkeys((*context.image.includes, *program.files))))
     path = f"{host.keeper.directory}/program.tar"
     with tempfile.NamedTemporaryFile(prefix="skyward-program-") as archive:
@@ -209,7 +209,7 @@ def python_of(host: Host) -> str:
 
 
 def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Program) -> None:
-    """What cannot go on without this computer is said before anything is started."""
+    """Refuses, before anything is started, what cannot continue without this computer."""
     for provider in (candidate.provider for candidate in candidates):
         # rented machines must be able to end themselves: nobody else may be there to do it
         if not (provider.access.local or isinstance(provider, SSH) or provider.access.lease_file):
@@ -234,7 +234,7 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
 
 
 def _check_hosts(context: PoolContext, fleet: Fleet) -> None:
-    """What only the machines themselves can say; nothing has been handed over yet."""
+    """What only the machines can tell; nothing has been handed over yet."""
     if fleet.blocked:
         raise BootstrapError(
             "handing the run over",

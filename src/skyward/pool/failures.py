@@ -1,4 +1,4 @@
-"""Which failed calls are kept so that they can be run again here, and what of them.
+"""Keeps failed calls, so that they can be run again here.
 
 engine: a call has failed --(lock)--> a list --twice a second, in the history's thread--> files beside the history
 """
@@ -56,7 +56,7 @@ def keep_failed_calls(
     fleet: Fleet,
     error: PluginError | None = None,
 ) -> None:
-    """Has calls that fail kept beside the pool's history, up to `limit` bytes; or what a hook has raised at opening."""
+    """Beside the pool's history, up to `limit` bytes; or the `error` of a hook at opening."""
     if recorder is None or not limit:
         return
     failed = _FailedCalls(recorder, limit, context, fleet)
@@ -69,7 +69,7 @@ def keep_failed_calls(
 
 
 class _FailedCalls:
-    """Nothing is done for calls that succeed."""
+    """Does nothing for calls that succeed."""
 
     def __init__(self, recorder: Recorder, limit: int, context: PoolContext, fleet: Fleet) -> None:
         self._kept, self._limit = KeptCalls(recorder.path.parent, limit), limit
@@ -82,7 +82,7 @@ class _FailedCalls:
         self._pool = b""
 
     def note(self, call: Call, end: EndOfCall, error: BaseException | None) -> None:
-        """With the engine's lock held, while the call still has its arguments; `error` gets a note."""
+        """With the engine's lock held, while the call has its arguments; `error` gets a note."""
         if self._closed or call.node is None:
             return
         size = sum(map(nbytes, call.pieces)) + sum(size for _, size in call.uploads.values())
@@ -207,7 +207,7 @@ def _refused(call: FailedCall) -> FailedCall:
 
 
 def _sources(error: str) -> bytes:
-    """The user's files that a traceback names, as they are now."""
+    """The user's files in a traceback, as they are now."""
     found: dict[str, str] = {}
     for path in dict.fromkeys(_SOURCE.findall(error)):
         try:

@@ -72,7 +72,7 @@ class Silent(NamedTuple):
 
 
 class StacksSocket(AbstractContextManager[None]):
-    """Says how a pool is and where its bodies stand, and closes it, for whoever connects, until it is left."""
+    """Tells whoever connects the pool's state and where its bodies are, and closes it."""
 
     def __init__(
         self,
@@ -184,10 +184,10 @@ def summaries() -> tuple[list[Summary], list[Silent]]:
 
 
 def close(path: str, patience: float, tell: Callable[[str], None]) -> str:
-    """Has a program close its pool as `pool.close()` does, and waits; says what was left undone, or "" if nothing.
+    """Has a program close its pool as `pool.close()` does, and waits; says what was left undone, or "".
 
-    A program that does not do it in time is ended: by SIGTERM, and then by SIGKILL. Whatever its pool has started ends
-    itself or is ended by its watchdog then.
+    A program that is too slow gets SIGTERM, then SIGKILL. What its pool started ends itself or is ended by its
+    watchdog.
     """
     try:
         connection = local_sockets.connect(path, _PATIENCE)
@@ -227,7 +227,7 @@ def _pid(path: str) -> int:
 
 
 def _paths() -> list[str]:
-    """The sockets in directories that are this user's alone; a pool of a body lies within the one that runs it."""
+    """In directories that are this user's alone; a body's pool lies within the one that runs it."""
     found: list[str] = []
     for base in dict.fromkeys(("/dev/shm", tempfile.gettempdir())):
         try:

@@ -1,6 +1,6 @@
 """Closes pools that nobody closes: a dropped one in the background, the others when the interpreter ends.
 
-The pool's own threads refer to it weakly: otherwise it would never be dropped.
+The pool's threads refer to it weakly, or it would never be dropped.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _guarding = threading.Lock()
 
 
 def check_threads() -> None:
-    """Raises if the interpreter is so near its end that it starts no more threads."""
+    """Raises if the interpreter is too near its end to start threads."""
     try:
         threading.Thread(target=int, daemon=True).start()
     except RuntimeError as exc:
@@ -120,7 +120,7 @@ def no_core_dumps() -> Generator[None]:
 
 
 def begin(pool: Closable, after_fork: Callable[[], None]) -> int:
-    """Closes a pool when the interpreter ends, before whatever was there when it was opened; a number for `end`.
+    """Closes a pool when the interpreter ends, before what was there when it was opened; returns a number for `end`.
     `after_fork` is called in forked children.
     """
     number = next(_count)
@@ -184,7 +184,7 @@ def _close_all() -> None:
 
 
 def _hush_threads() -> None:
-    """Python ends daemon threads that use a pool without a word; that the pool ends first is no news."""
+    """Python silently ends daemon threads that use a pool; that the pool ends first is no news."""
     before = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -241,7 +241,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 PAGE_NOTICE = "its page, for one browser: "
-"""How the notice begins that has the address of the page: an address that works once, for whoever opened the pool."""
+"""How the notice with the page's address begins; the address works once, for whoever opened the pool."""
 
 _heard: list[Callable[[object], None]] = []
 _watching: list[Callable[[object], None]] = []
@@ -249,7 +249,7 @@ _watching: list[Callable[[object], None]] = []
 
 @contextmanager
 def stopping_pools(heard: Callable[[object], None]) -> Generator[None]:
-    """Has no pool of this process open inside the block: `heard` gets each, and its program ends there."""
+    """No pool opens in this process inside the block: `heard` gets each, and its program ends there."""
     _heard.append(heard)
     try:
         yield
@@ -267,7 +267,7 @@ def watching_pools(watcher: Callable[[object], None]) -> Generator[None]:
 
 
 def hear_of(pool: object) -> None:
-    """Stops the program here, before anything is done for a pool, if pools are not to be opened."""
+    """Stops the program here if pools are not to be opened."""
     for watcher in _watching:
         watcher(pool)
     if _heard:
@@ -320,7 +320,7 @@ class PoolState:
     def begin_closing(self, waits: bool) -> bool:
         """Whether the caller has to close the pool; if another thread opens or closes it, and `waits`, this waits.
 
-        A pool that is opening is closed by the thread that opens it, as soon as a step of that has ended.
+        A pool that is opening is closed by the thread that opens it, after its current step.
         """
         if not self.is_ours:
             return False  # a forked child: nothing here belongs to it

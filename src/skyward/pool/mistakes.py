@@ -1,4 +1,4 @@
-"""Spellings that are nearly right, answered with the right one."""
+"""Answers spellings that are nearly right with the right one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ELSEWHERE = {
 
 
 class Mistakes:
-    """Answers `plain(1) >> pool`, `pool < call`, `pool.gather()`."""
+    """Such as `plain(1) >> pool`, `pool < call`, `pool.gather()`."""
 
     if not TYPE_CHECKING:  # type checkers say by themselves that there is no such thing
 
@@ -112,7 +112,7 @@ def not_mapped(fn: object, items: object, more: tuple[object, ...]) -> Exception
 
 
 def for_awaiting(results: list[Any]) -> list[Any]:
-    """The results of a map; where an event loop runs, as a list that answers `await pool.map(...)`."""
+    """In an event loop, a list that answers `await pool.map(...)`."""
     asyncio: Any = sys.modules.get("asyncio")
     return _Mapped(results) if asyncio is not None and asyncio._get_running_loop() is not None else results
 

@@ -1,6 +1,6 @@
 """Pools in notebooks: shown as HTML, and closed when their name is bound to something else.
 
-A notebook keeps what its cells have displayed. So after each cell, pools that only this memory refers to are closed.
+A notebook keeps what cells have displayed. So after each cell, pools that only this memory refers to are closed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _has(frame: FrameType, reference: weakref.ref[Any]) -> bool:
 
 
 def _frames_of_threads() -> Iterator[FrameType]:
-    """What other threads run: there a pool is held for a moment only, or for its caller."""
+    """In other threads a pool is held for a moment only, or for its caller."""
     for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage] - documented
         frame = None if thread == threading.get_ident() else innermost
         while frame is not None:

@@ -1,4 +1,4 @@
-"""How a pool is opened: machines of a spec that is available, then nodes on them."""
+"""Opens a pool: machines of a spec that is available, then nodes on them."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def get_machines(
     watchdog: Watchdog,
     steps: ExitStack,
 ) -> tuple[PoolContext, Lease]:
-    """Machines of the first available spec; giving them back is a step on `steps`. `choose` gets each spec before it is
-    tried.
-    """
+    """Of the first available spec; their release is a step on `steps`. `choose` gets each spec before it is tried."""
     if RUN in os.environ:
         return _adopted(base, candidates)
     if len(candidates) > 1 and selection == "cheapest":
@@ -134,7 +132,7 @@ def within_budget(context: PoolContext) -> Spec:
 
 
 def _adopted(base: PoolContext, candidates: Sequence[Candidate]) -> tuple[PoolContext, Lease]:
-    """The machines of the detached run that this program belongs to. Its steward keeps to the budget."""
+    """Of the detached run that this program belongs to. Its steward keeps to the budget."""
     from skyward.setup.adoption import adopt
 
     def attempt(candidate: Candidate) -> tuple[PoolContext, Lease]:
@@ -171,7 +169,7 @@ def open_nodes(
 
 
 def place_nodes(context: PoolContext, lease: Lease, watchdog: Watchdog, steps: ExitStack) -> Fleet:
-    """The same for a detached run: agents wait for the run's program, and this process has no engine."""
+    """For a detached run: agents wait for its program, and this process has no engine."""
     from skyward.setup.fleet import Fleet
 
     fleet = Fleet(context, lease, plugin_commands(context.plugins, context.cluster), watchdog, steps)
@@ -263,7 +261,7 @@ P = ParamSpec("P")
 
 
 class Steps(ExitStack):
-    """An ExitStack that notices when the user interrupts one of its steps."""
+    """An ExitStack that notices when the user interrupts a step."""
 
     def __init__(self, hurry: threading.Event | None = None) -> None:
         super().__init__()

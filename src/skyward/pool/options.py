@@ -1,4 +1,4 @@
-"""What a user says to a pool, checked before anything is started."""
+"""What users give to a pool, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
 
 
 def checked_replay_limit(limit: Any) -> int:
-    """The most bytes of failed calls that are kept; 0 keeps none."""
+    """In bytes; 0 keeps none."""
     if limit != 0 or isinstance(limit, bool):
         check_number("max_replay_bytes", limit)
     return limit

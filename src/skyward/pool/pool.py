@@ -144,7 +144,7 @@ def _name(path: str) -> str:
 
 
 async def _in_thread(act: Any, undo: Any = None, stop: Any = None) -> None:
-    """Runs `act` to its end in a thread; if whoever waits is cancelled, `stop` runs meanwhile, and `undo` after it."""
+    """Runs `act` to its end in a thread. If the waiting task is cancelled, `stop` runs meanwhile, then `undo`."""
     import asyncio  # takes a while to load, and most programs never need it
 
     with ThreadPoolExecutor(2, "skyward-async") as threads:
@@ -342,7 +342,7 @@ class ComputePool(Collections, Mistakes):
         return self
 
     def _open(self, steps: Steps, began: float) -> None:
-        """Every step registers how it is undone before the next begins."""
+        """Every step registers its undoing before the next begins."""
         lifetime.check_threads()
         self._hurry.clear()
         self._prices.clear()
@@ -416,8 +416,8 @@ class ComputePool(Collections, Mistakes):
     def _finish(self) -> None:
         """Waits for the calls that have not ended, and for what their callbacks send; stops streams.
 
-        A callback that takes long may wait for the pool to be closed, so callbacks are waited for only as long as they
-        end. It takes no lock while it waits: a Ctrl-C leaves none taken.
+        A slow callback may wait for the pool to be closed, so callbacks are waited for only as long as they end. Takes
+        no lock while it waits: Ctrl-C leaves none taken.
         """
         began, told, settled, callbacks = time.monotonic(), False, False, self._user.callbacks
         stopped, pauses = 0, backoff(0.001, _LOOK)

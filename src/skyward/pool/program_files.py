@@ -1,4 +1,4 @@
-"""Which files of the user's a program needs on another machine: the modules that it imports from its own folders."""
+"""Which of the user's files a program needs on another machine: modules that it imports from its own folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["imported", "loaded"]
 
 
 def imported(programs: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
-    """The modules and packages of `folders` that these programs import, also indirectly, or inside functions."""
+    """Also indirectly, or inside functions."""
     found: dict[Path, None] = {}
     left = [*programs]
     while left:
@@ -27,14 +27,14 @@ def imported(programs: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
 
 
 def loaded(root: Path) -> list[Path]:
-    """The modules of this process that lie below a folder and are no part of its environment."""
+    """The modules of this process below a folder, without those of its environment."""
     packer, files = Packer(), [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     paths = {Path(file).resolve() for file in files if file and packer.is_foreign_file(file)}
     return sorted(path for path in paths if path.is_relative_to(root.resolve()))
 
 
 def _names(program: Path) -> Iterator[str]:
-    """The first parts of what a file imports; nothing of its own package."""
+    """The first parts of a file's imports; none of its own package."""
     try:
         nodes = list(ast.walk(ast.parse(program.read_bytes())))
     except (SyntaxError, ValueError):

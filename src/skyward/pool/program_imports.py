@@ -37,20 +37,20 @@ print(json.dumps([name for name in names if importlib.util.find_spec(name) is No
 @dataclass(frozen=True)
 class Import:
     package: str
-    """Its first part: what is looked up."""
+    """Its first part, which is looked up."""
     where: str
-    """The file and the line, or the function, that imports it."""
+    """The file and the line, or the function."""
     needed: bool = True
-    """Whether it is certain that it is imported; not inside functions, unless they are calls."""
+    """Whether it is certainly imported; not inside functions, unless they are calls."""
 
 
 def of_program(program: Path) -> list[Import]:
-    """What a program imports, also through modules beside it; InvalidArgument if one of them is no Python."""
+    """Also through modules beside it; InvalidArgument if one of them is no Python."""
     return list(_followed(program, program.resolve().parent, is_program=True))
 
 
 def of_function(data: bytes, here: Path) -> list[Import]:
-    """What is imported when a pickled function is unpickled, also through modules below the directory `here`."""
+    """When a pickled function is unpickled; also through modules below `here`."""
     reader = _Reader(data)
     with suppress(Exception):  # what is packed in an unusual way is read as far as possible: it is no proof
         reader.load()
@@ -65,7 +65,7 @@ def of_function(data: bytes, here: Path) -> list[Import]:
 
 
 def check(shell: Shell, python: str, imports: Sequence[Import], path: Sequence[str]) -> list[str]:
-    """An error if what is needed is missing there; else a sentence for each package that may be missing.
+    """Raises if something needed is missing there; else a sentence for each package that may be missing.
 
     `path`: where it looks for modules beside its environment.
     """
@@ -89,7 +89,7 @@ def _distribution(package: str) -> str:
 
 
 def _followed(first: Path, folder: Path, is_program: bool = False) -> Iterator[Import]:
-    """What a file imports, and what those modules import that lie in the folder."""
+    """Of a file, and of the modules in the folder that it imports."""
     seen, left = {first}, [first]
     while left:
         path = left.pop()
@@ -120,7 +120,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _statements(tree: ast.AST, is_program: bool, needed: bool = True) -> Iterator[tuple[str, int, bool]]:
-    """Names, lines, and whether it is certain that they are imported; nothing whose absence is provided for."""
+    """Names, lines, and whether they are certainly imported; nothing whose absence is handled."""
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.Import(names=names):
@@ -142,7 +142,7 @@ def _statements(tree: ast.AST, is_program: bool, needed: bool = True) -> Iterato
 
 
 class _Reader(pickle.Unpickler):
-    """Collects the modules that a pickle names, and makes nothing of it."""
+    """Collects the modules that a pickle names, without making anything."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -164,7 +164,7 @@ class _AnyType(type):
 
 
 class _Anything(metaclass=_AnyType):
-    """Stands for any class or function, and for what it makes."""
+    """Stands for any class or function, and its results."""
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         return cls

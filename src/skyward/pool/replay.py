@@ -1,6 +1,6 @@
 """Runs a failed call again: a pool on this computer gets what was sent to the node.
 
-kept call ─► image, hooks, bytes ─► ComputePool with a process for each rank ─► result or exception, beside that of then
+kept call ─► image, hooks, bytes ─► ComputePool with a process for each rank ─► result or exception, beside the old one
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def replay(call: str | BaseException, /, *, rank: int | None = None, pdb: bool =
 
 
 def call_of(error: BaseException) -> str:
-    """The id of the call that has raised an exception, as its notes name it."""
+    """The id of the call that raised an exception, from its notes."""
     for note in reversed(getattr(error, "__notes__", ())):
         if isinstance(note, str) and (found := _NOTES.search(note)):
             return found[1] or found[2]
@@ -88,10 +88,10 @@ def call_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended that was run again."""
+    """How the repeated call ended."""
 
     rank: int
-    """Which rank failed, or whose result it is."""
+    """That failed, or whose result it is."""
     result: Any = None
     error: BaseException | None = None
     text: str = ""
@@ -100,7 +100,7 @@ class Ended:
 
 
 class Replay:
-    """A kept call, ready to be run again as one of its ranks."""
+    """A kept call, ready to run again as one of its ranks."""
 
     def __init__(self, call: str | BaseException, rank: int | None = None) -> None:
         id = call_of(call) if isinstance(call, BaseException) else call
@@ -130,7 +130,7 @@ class Replay:
         self._gpus = look().gpus if self._world == 1 else ()
 
     def differences(self) -> list[str]:
-        """What is not here as it was on the node, in sentences."""
+        """What is not as it was on the node, in sentences."""
         call, pool = self.call, self.pool
         gpus, cpus = [{"name": gpu.name} for gpu in self._gpus], len(os.sched_getaffinity(0))
         about = {"hostname": os.uname().nodename, "python": sys.version_info[:3], "system": system()}
@@ -149,7 +149,7 @@ class Replay:
         return [*told, *(f"{path} has changed since: the code of then runs and is shown" for path in changed)]
 
     def compared(self, ended: Ended) -> list[str]:
-        """How it ended, beside how it had ended on the node."""
+        """How it ended now and on the node."""
         before, now = summary(self.call.outcome, self.call.error), summary(ended.outcome, ended.text)
         if ended.error is None:
             return [f"it returned here. On the node it failed: {before}"]
@@ -183,7 +183,7 @@ class Replay:
         return Ended(self.rank if at == self._at else at, None, error, ends[at].error, ends[at].outcome)
 
     def _packages(self, stack: ExitStack) -> Image:
-        """The image with exactly the packages of the node, where these were installed for it and can be here."""
+        """With exactly the packages of the node, where these were installed for it and can be here."""
         env = {name: os.environ[name] for name in _TERMINAL if name in os.environ}
         env |= {name: Secret(os.environ[name]) for name in self.pool.secret_variables if name in os.environ}
         hidden = {} if self._gpus else _NO_GPUS
@@ -225,7 +225,7 @@ class Replay:
         )  # fmt: skip
 
     def _sent(self, pool: ComputePool) -> tuple[int, Any, BaseException | None]:
-        """Sends what was sent then, to all ranks or to the one that had it: which of them ended how."""
+        """Sends it to all ranks or to the one that had it; returns how which of them ended."""
         engine, packing = pool._engine, pool._sender.packing  # pyright: ignore[reportPrivateUsage] - same folder
         about = {**self.call.about}
         if self.call.outcome != "timeout":
@@ -259,7 +259,7 @@ def _tell(text: str) -> None:
 
 
 def _kind(summary: str) -> str:
-    """The name of an exception's class, from its first line."""
+    """Of an exception, from its first line."""
     return summary.partition(":")[0].rpartition(".")[2]
 
 
@@ -271,13 +271,13 @@ def _text(path: str) -> str | None:
 
 
 def _memory(processes: int) -> int | None:
-    """How many bytes a body may use here, so that it fails by itself before this computer does."""
+    """Bytes that a body may use here: it fails before this computer does."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _text("/proc/meminfo") or "", re.M)
     return int(int(found[1]) * 1024 * _SHARE / processes) if found else None
 
 
 def _on_the_cpu(around: Any) -> Any:
-    """The hook, without a wish for a backend that needs GPUs."""
+    """The hook, without a backend that needs GPUs."""
     asking: Any = around
     if isinstance(around, partial) and asking.keywords.get("backend") == "nccl":
         return partial(asking, backend=None)

@@ -1,4 +1,4 @@
-"""A detached run, as whoever looks at it sees it: status, output, its end. Looking never disturbs it."""
+"""A detached run as seen from outside: status, output, its end. Watching never disturbs it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Run:
         return made("stopping" if answer["state"] == "stopping" else "running")
 
     def output(self, offset: int = 0) -> Iterator[bytes]:
-        """What its program has printed so far, from a byte on, in pieces."""
+        """What its program has printed so far, from byte `offset` on, in pieces."""
         return pieces(self._folder, OUTPUT, offset)
 
     def follow(self, offset: int = 0) -> Iterator[bytes]:
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def seen(self) -> int:
-        """How much of its output was shown on this computer, in bytes."""
+        """Bytes of its output that were shown on this computer."""
         return self._record.seen
 
     @seen.setter

@@ -37,13 +37,13 @@ class Call:
 
 
 def packed(call: Call, folders: Sequence[str]) -> bytes:
-    """For standard input: the folders where modules are found, then the rest, which may need them."""
+    """For standard input: first the folders of modules, which the rest may need."""
     head, buffers = Packer(folders).pack(call, "the function of a detached run")
     return pickle.dumps((list(folders), bytes(head), [bytes(buffer) for buffer in buffers]))
 
 
 def raised(content: bytes) -> BaseException:
-    """What the function raised, with the traceback that it had there."""
+    """What the function raised, with its traceback."""
     head, _, data = content.partition(b"\n")
     described: Any = json.loads(head)
     error = exceptions.rebuild(described, data)
@@ -89,7 +89,7 @@ def _keep_error(exc: Exception) -> None:
 
 
 def _keep(name: str, content: bytes) -> None:
-    """Written, on disk and renamed before anybody is told. Should the disk be full, there is room for small content."""
+    """On disk and renamed before anybody is told. A full disk has room for small content."""
     try:
         try:
             _write(name, content)

@@ -1,8 +1,8 @@
-"""Copies what a detached run has produced: its output, its result and the files of its program.
+"""Copies what a detached run has produced: its output, its result and its program's files.
 
     run's folder --listing, pieces--> <directory>/journal, output, results/
 
-A copy that was interrupted is continued by the next one: what is there is compared, and not copied again.
+An interrupted copy is continued by the next one: what is there is compared, and not copied again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Fetched:
 
 
 def fetch(name: str, folder: RunFolder, directory: Path, over: bool) -> Fetched:
-    """`over`: whether nothing is written to the folder any more."""
+    """`over`: whether nothing more is written to the folder."""
     copied: list[int] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -68,28 +68,28 @@ def fetch(name: str, folder: RunFolder, directory: Path, over: bool) -> Fetched:
 
 
 def _listed(folder: RunFolder) -> tuple[int, list[Entry], list[str]]:
-    """What time it is there, the files of the program, and which links are left out."""
+    """What time it is there, the program's files, and which links are left out."""
     listed = folder.listing()
     left_out = [raw[0] for raw in listed["entries"] if raw[1] == "l" and leads_out(raw[0], raw[5])]
     return listed["now"], checked_entries([raw for raw in listed["entries"] if raw[0] not in left_out]), left_out
 
 
 def _check_same(name: str, folder: RunFolder, directory: Path) -> None:
-    """The journal says which run it is: it is only ever appended to."""
+    """The journal tells runs apart: it is only appended to."""
     earlier = (directory / JOURNAL).read_bytes()
     if earlier and b"".join(pieces(folder, JOURNAL))[: len(earlier)] != earlier:
         raise InvalidArgument(f"{directory} has the files of another run than {name}. Name another directory.")
 
 
 def pieces(folder: RunFolder, name: str, offset: int = 0) -> Iterator[bytes]:
-    """A file of the folder from a byte on."""
+    """From byte `offset` on."""
     while piece := folder.piece(name, offset):
         offset += len(piece)
         yield piece
 
 
 def _append(folder: RunFolder, name: str, path: Path) -> int:
-    """Of a file that only grows, what is new."""
+    """What is new in a file that only grows."""
     before = path.stat().st_size if path.exists() else 0
     with open(path, "ab") as file:
         return sum(map(file.write, pieces(folder, name, before)))

@@ -30,7 +30,7 @@ _SEEN, _END = "seen", "end"
 class RunRecord:
     def __init__(self, name: str, path: Path, facts: dict[str, dict[str, Any]]) -> None:
         self.name, self.path, self.facts = name, path, facts
-        """`facts`: the last one of each kind."""
+        """The last fact of each kind."""
 
     @property
     def seen(self) -> int:
@@ -62,7 +62,7 @@ class RunRecord:
 
 
 class Submission(RunRecord):
-    """A record while the run is submitted: locked by this process."""
+    """Locked by this process while it is submitted."""
 
     def __init__(self, name: str, path: Path, held: Journal) -> None:
         super().__init__(name, path, {})
@@ -76,13 +76,13 @@ class Submission(RunRecord):
         self._held.close()
 
     def drop(self) -> None:
-        """Forgets it: it never became a run."""
+        """Forgets what never became a run."""
         self._held.close()
         runs.drop(runs.find(self.name))
 
 
 def free_name(wanted: str) -> str:
-    """A name that no run has, made from what was wanted."""
+    """A name that no run has, made from `wanted`."""
     taken = {run.name for run in runs.runs()}
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wanted).strip(".-") or "run"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
@@ -90,7 +90,7 @@ def free_name(wanted: str) -> str:
 
 
 def check_free(name: str) -> None:
-    """An error if a run cannot have this name, or if there is one."""
+    """Raises if a run cannot have this name, or one has it."""
     runs.check_name(name)
     for run in runs.runs():
         if run.name == name:
@@ -102,7 +102,7 @@ def check_free(name: str) -> None:
 
 
 def create(name: str) -> Submission:
-    """Begins a submission; an error if there is a run of this name."""
+    """Raises if there is a run of this name."""
     check_free(name)
     opened = runs.open_run(name, KIND)
     return Submission(name, opened.path, opened.journal)

@@ -40,9 +40,7 @@ class Sender:
     def send(
         self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False, keep: bool = False
     ) -> list[AwaitableFuture[Any]]:
-        """`alone` if a user has sent this one with `>>` or `>`. With `keep`, failures are results
-        (`return_exceptions`), which nobody raises.
-        """
+        """`alone` if a user sent this one with `>>` or `>`. With `keep`, failures are results (`return_exceptions`)."""
         if alone and self.context.forms_groups and len(self.engine.ranks) > 1:
             self._warn_of_groups(calls[0])
         packed = self.packing.calls([self.limited(call) for call in calls], self.retries)
@@ -94,7 +92,7 @@ class Sender:
         return call.with_timeout(self.timeout) if call.timeout is None and self.timeout is not None else call
 
     def _run_together(self, ranks: Sequence[Call]) -> list[Any] | None:
-        """None if a node has joined before they could be sent."""
+        """None if a node joined before they were sent."""
         futures = [rank.future for rank in ranks]
         try:
             sent = self.engine.send_to(list(enumerate(ranks)), len(ranks))

@@ -60,11 +60,11 @@ class Settings:
 
 
 def find_settings(start: Path | None = None) -> Settings | None:
-    """The settings of the project in which `start` lies; None if it has none.
+    """The settings of the project of `start`; None if it has none.
 
-    The nearest folder upwards counts that has a sky.toml, or a pyproject.toml with [tool.skyward], up to the root of a
-    repository or the user's home. A file that another user may have written is refused: settings say which programs run
-    here, and which variables and logins go where.
+    The nearest folder upwards with a sky.toml, or a pyproject.toml with [tool.skyward], up to the root of a repository
+    or the user's home. A file that another user may have written is refused: settings say which programs run here, and
+    which variables and logins go where.
     """
     begin = (start or Path.cwd()).resolve()
     for folder in (begin, *begin.parents):
