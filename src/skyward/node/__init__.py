@@ -1,3 +1,3 @@
-"""Everything that runs on a machine: keeper, fork server, agent and runners."""
+"""What runs on a machine: keeper, fork server, agent and runners."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
 """One node: takes calls from the client, hands them to runners, sends results back. Never runs user code.
 
-It passes events to `AgentCalls` and carries out the returned actions. Results and output are kept until acknowledged.
+Passes events to `AgentCalls` and carries out its actions. Results and output are kept until acknowledged.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Agent:
                     assert_never(action)
 
     def _do_tell(self, message: Message) -> None:
-        """The end of a call goes after the blobs of its result."""
+        """The end of a call goes after its result's blobs."""
         if isinstance(message, Returned) and message.kept is not None:
             self._blob_cache.keep(message.blobs)
         elif isinstance(message, Returned) and message.blobs:
@@ -248,7 +248,7 @@ class Agent:
             self._on_notice(self._notices.get())
 
     def _take_terms(self, sock: socket.socket, word: dict[str, Any]) -> None:
-        """A new epoch ends the connection of the driver before."""
+        """A new epoch ends the previous driver's connection."""
         now, before = self._clock(), self._slot.terms.epoch
         deadline = now + word["left"]
         self._slot.take(Terms(now, deadline, ending=word["end"], epoch=word["terms"], serial=word["serial"]))

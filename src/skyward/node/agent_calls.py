@@ -191,7 +191,7 @@ class AgentCalls:
         return self._dispatched()
 
     def left(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
-        """The runner starts no other body, and its waiting calls are given back."""
+        """The runner starts no other body; its waiting calls are given back."""
         self._now = now
         if (slot := self.slots.get(name)) is not None:
             self._move(slot, "leaving")

@@ -1,4 +1,4 @@
-"""Runner output on its way to the client, with the call that wrote it and the local rank.
+"""Runner output on its way to the client, with its call and local rank.
 
 passing ──more than a window unacknowledged──► holding: pipes are not read, so bodies block in print
    ▲                                              │ for longer than PATIENCE

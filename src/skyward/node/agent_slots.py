@@ -193,8 +193,8 @@ class RunnerSlots:
 
 
 def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float | None) -> tuple[NodeCall, Slot] | None:
-    """The next call and the runner with room for it; `mean` is the average duration of calls in seconds. Ranks of
-    broadcasts keep their order.
+    """The next call and a runner with room for it; `mean` is the average seconds of calls. Ranks of broadcasts keep
+    their order.
     """
     slots, processes = runners.all.values(), runners.processes
     first = next(iter(queue.values()))
@@ -238,7 +238,7 @@ def misplaced(slots: Collection[Slot]) -> list[NodeCall]:
 
 
 def _with_room(slots: Iterable[Slot]) -> Slot | None:
-    """A runner that starts a broadcast's rank at once: queued, it might start after a later one."""
+    """Where a broadcast's rank starts at once: queued, it might start after a later one."""
     slot = _roomiest(slots, 0, None)
     return slot if slot is not None and len(slot.calls) < slot.threads else None
 
@@ -400,7 +400,7 @@ class NodeCall:
 
 
 class Slot:
-    """`threads` is its number of concurrent calls, `place` its local rank."""
+    """`threads`: its number of concurrent calls; `place`: its local rank."""
 
     __slots__ = ("calls", "doom", "late", "name", "page_due", "place", "since", "state", "stops", "threads")
 

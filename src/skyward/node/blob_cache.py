@@ -2,7 +2,7 @@
 
     client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...
 
-A node on the client's computer shares the client's directory (`shared`).
+A node on the client's computer uses the client's directory (`shared`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class BlobCache:
         self._give_up(name)
 
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
-        """Writes a piece, in order; True when complete. On failure the blob is no longer expected."""
+        """Pieces come in order; True when complete. After a failure the blob is no longer expected."""
         with self._lock:
             if self._present.get(name) is not None:
                 return True  # a peer was faster
@@ -342,7 +342,7 @@ class BlobCache:
         return any(load.call == call for load in self._loads)
 
     def abandon(self) -> None:
-        """A new session: results of the old one are unwanted."""
+        """For a new session: results of the old one are unwanted."""
         for name in list(self._expected):
             self._give_up(name)
         self.forget(list(self._kept))

@@ -54,11 +54,11 @@ Ending = partial[Verdict]
 Send = Callable[[Message], None]
 
 on_failure: list[Callable[[BaseException], None]] = []
-"""What hears of a failure while its frames are there, before anybody else: `sky replay` opens the debugger then."""
+"""Get a failure first, while its frames are there: `sky replay` opens the debugger."""
 
 
 class Stopped(BaseException):
-    """Raised in a body that must end: timed out or cancelled."""
+    """In a body that must end: timed out or cancelled."""
 
 
 class RunnerCall:
@@ -121,7 +121,7 @@ class Bodies:
             return partial(Raised, error=error, preempted=isinstance(exc, Preempted), buffers=[data])
 
     def enter(self, hooks: Iterable[Hook], stack: ExitStack) -> None:
-        """Enters the plugins' hooks; they are left with `stack`."""
+        """Enters the plugins' hooks; leaving `stack` leaves them."""
         from skyward.api.info import instance_info
 
         for name, around, decorate in hooks:
@@ -224,7 +224,7 @@ class Bodies:
             raise
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], Blobs, int]:
-        """Pieces of a value, those in files, and total size."""
+        """Pieces, those in files, and total size."""
         plain = self._packer.pack_simple(value)
         if plain is not None and not plain[1] and len(plain[0]) <= min(limit, blobs.LARGE - 1):
             return [plain[0]], NO_BLOBS, len(plain[0])
@@ -290,7 +290,7 @@ class Bodies:
             await items.aclose()
 
     def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], Blobs], int]:
-        """Packs the item now: the body may change it when it continues."""
+        """Packs the item now: the body may change it later."""
         try:
             pieces, moved, size = self._packed(call, item, "yielded value", math.inf)
         except NotSerializable as exc:

@@ -155,7 +155,7 @@ class ClientLink:
 
 
 def read_link(link: Link, obey: Callable[[list[Raw], list[Any]], None]) -> bool:
-    """True if there may be more. An invalid message ends the connection; the rest of the frame is still handled."""
+    """True if there may be more. An invalid message ends the connection, after the rest of the frame."""
     more, error = False, None
     try:
         arrived, more = link.read()
@@ -203,7 +203,7 @@ class ClientListener:
         self._listener, self._host, self._context, self._session = listener, host, context, session
         self._slot, self._wake, self._serve = slot, wake, serve
         self.since = ""
-        """What the present epoch is, for those who are refused."""
+        """What the current epoch is, for refusals."""
         self._held: list[socket.socket] = []
         self._lock = threading.Lock()
         self._waiting = WaitingPeers(_WAITING, _WAITING)
@@ -222,8 +222,8 @@ class ClientListener:
             return None
 
     def free_ports(self, count: int) -> list[int]:
-        """Reserves ports on this node's address for frameworks: bound but not listening, so that they are no ephemeral
-        ports, yet a framework may listen (SO_REUSEADDR).
+        """Reserves ports of this node for frameworks: bound but not listening, so that they are not ephemeral, yet a
+        framework may listen (SO_REUSEADDR).
         """
         self.close()
         for _ in range(count):

@@ -65,7 +65,7 @@ def connect(address: str, identity: Identity, reach: Reach) -> Any:
     class PoolClient(Client):
         @property
         def dashboard_link(self) -> None:
-            """There is no dashboard: its port would be open to anyone."""
+            """None: its port would be open to anyone."""
 
     with warnings.catch_warnings():  # the packages that must have one version have it
         warnings.filterwarnings("ignore", "Mismatched versions found")
@@ -190,7 +190,7 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
 
     class PoolScheduler(Scheduler):
         def start_http_server(self, *_: Any, **__: Any) -> None:
-            """No HTTP port: it would be open to anyone, beside the TLS one."""
+            """None: it would be open to anyone, beside the TLS one."""
 
     scheduler = await PoolScheduler(
         host=order["host"], port=0, protocol="tls", security=_security(Identity(**order["identity"]))
@@ -225,7 +225,7 @@ def _worker(order: dict[str, Any]) -> Any:
 
     class NodeWorker(Worker):
         def start_http_server(self, *_: Any, **__: Any) -> None:
-            """No HTTP port, as above."""
+            """None, as above."""
 
         async def close(self, *_: Any, reason: str = "left", **__: Any) -> str | None:
             """Does not wait for running tasks: nobody takes their results."""

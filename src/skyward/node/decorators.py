@@ -24,8 +24,8 @@ Enter = Callable[[], AbstractContextManager[object]]
 def inside(
     fn: Callable[P, R], enter: Enter, decorator: str, *, option: str = "", each_step: bool = False
 ) -> Callable[P, R]:
-    """Runs the body of `fn` inside the context from `enter`. With `each_step`, a generator leaves it while suspended.
-    `decorator` and `option` are for errors.
+    """Runs the body in the context from `enter`. With `each_step`, a generator leaves it while suspended. `decorator`
+    and `option` are for errors.
     """
     check_function(fn, decorator, option)
     return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, enter, each_step)))
@@ -138,8 +138,8 @@ def decide_by(is_turn: Callable[[str], bool]) -> None:
 
 
 def await_turn() -> None:
-    """Waits until earlier broadcasts have left this process: run concurrently, their collectives would interleave
-    differently per node. Waits in short steps, since a call can only be stopped between them.
+    """Waits until earlier broadcasts have left this process: concurrent ones would mix their collectives differently on
+    each node. In short steps, since a call can only be stopped between them.
     """
     broadcast = current_broadcast()
     while broadcast is not None and _is_turn is not None and not _is_turn(broadcast):

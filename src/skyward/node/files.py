@@ -152,7 +152,7 @@ class NodeFiles:
         return path
 
     def _finish(self, order: dict[str, Any]) -> Iterable[Answer]:
-        """Creates links and sets folder modes, deepest first: a mode may forbid entering."""
+        """Links and folder modes, deepest first: a mode may forbid entering."""
         from skyward.transport.trees import Writer, checked_entries
 
         with closing(Writer(self._at(order["root"]))) as writer:

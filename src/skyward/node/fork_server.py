@@ -3,8 +3,8 @@
     agent --its socket--> fork server     fork or kill a runner (AgentToForkServer)
     agent <--its socket-- fork server     a runner was forked, or has ended (ForkServerToAgent)
 
-Forking is faster than a fresh interpreter and shares memory. When an agent or the keeper is gone, so are the runners,
-and everything that their bodies have started.
+Forking is faster than a fresh interpreter and shares memory. When an agent or the keeper is gone, its runners end, with
+all that their bodies started.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def main() -> None:
 
 
 def _notice(number: int, frame: FrameType | None) -> None:
-    """Does nothing: the signal only has to wake the selector."""
+    """The signal only has to wake the selector."""
 
 
 def _is_scarcity(exc: BaseException) -> bool:

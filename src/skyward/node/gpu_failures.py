@@ -52,9 +52,7 @@ def is_dead() -> bool:
 
 
 def clean_up() -> None:
-    """Frees GPU memory and checks that the GPU still works. Call when the exception, whose frames hold tensors, is
-    gone.
-    """
+    """Frees GPU memory and checks that the GPU works. Call when the exception, whose frames hold tensors, is gone."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or _dead:
@@ -73,7 +71,7 @@ def clean_up() -> None:
 
 
 def _in_group(torch: Any) -> bool:
-    """Whether the GPU may be waiting for other ranks: freeing memory synchronizes."""
+    """Freeing memory synchronizes: the GPU may wait for other ranks."""
     group = getattr(torch, "distributed", None)
     return group is not None and group.is_available() and group.is_initialized() and group.get_world_size() > 1
 

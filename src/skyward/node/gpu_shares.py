@@ -1,4 +1,4 @@
-"""Which GPUs belong to which node and process: pure functions, which the client uses too.
+"""Which GPUs belong to which node and process. Pure; the client uses it too.
 
 GPUs are named as in CUDA_VISIBLE_DEVICES: by index, UUID, or UUID of a MIG slice. CUDA shows a process at most one
 slice.

@@ -32,9 +32,7 @@ _PATIENCE = 30.0  # a driver that has to wake eight GPUs takes ten seconds or mo
 
 
 def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
-    """The GPUs and MIG slices that processes on this machine may use now, by `environ` (this process's own if left
-    out).
-    """
+    """The GPUs and MIG slices that processes may use here now, by `environ` (default: this process's own)."""
     return look(environ).gpus
 
 

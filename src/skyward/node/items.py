@@ -19,13 +19,11 @@ _COROUTINE: Any = CoroutineType
 _GENERATORS: tuple[Any, ...] = (GeneratorType, AsyncGeneratorType)
 
 Found = tuple[float, tuple[int, str] | None, list[Any]]
-"""Seconds, how many items have failed and the first of these, and the results."""
+"""Seconds, how many items failed and the first of these, results."""
 
 
 class EachItem:
-    """A function as sent with the chunks of one map: packed once. With `keep`, a failed item does not
-    stop the others.
-    """
+    """A function of one map: packed once. With `keep`, failed items do not stop the others."""
 
     def __init__(self, fn: Callable[[Any], Any], keep: bool = False) -> None:
         self.fn, self.keep = fn, keep

@@ -4,7 +4,7 @@
 
 Connections to the client: one for control, with lines of JSON; one for each program that runs here, in frames; one for
 each connection to an agent, which begins with a one-time id. All but the last use the pool's TLS. One file, standard
-library, any Python from 3.8 on. A second process cleans up if the joiner is killed.
+library, any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def start_guard() -> int:
-    """Starts the process that cleans up if the joiner is killed."""
+    """It cleans up if the joiner is killed."""
     reads, writes = os.pipe()
     child = os.fork()
     if child:
@@ -97,7 +97,7 @@ def clean_up(running: dict[int, str], at_end: list[list[str]]) -> None:
 
 
 def kill(pid: int, started: str) -> None:
-    """Kills a program's group, unless its pid was reused."""
+    """Its whole group, unless its pid was reused."""
     try:
         if started_at(pid) == started:
             os.killpg(pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ _HEADER = struct.Struct("!BI")
 
 
 def splice(left: socket.socket, right: socket.socket) -> None:
-    """Copies bytes both ways until both sides have ended, then closes."""
+    """Copies both ways until both sides have ended, then closes."""
     other, waiting, speaking = {left: right, right: left}, {left: b"", right: b""}, {left, right}
     with left, right:
         try:
@@ -181,8 +181,8 @@ class Pump:
             os.set_blocking(fd, False)
 
     def run(self, finish: Callable[[], int] | None = None) -> int | None:
-        """Runs until an exit code comes; None if the connection is lost. With `finish` this side ends, and its result
-        is sent as the exit code.
+        """Until an exit code comes; None if the connection is lost. With `finish` this side ends, and sends its result
+        as exit code.
         """
         finished = False
         try:
@@ -623,7 +623,7 @@ def _tell(text: str) -> None:
 
 
 def _disregard(number: int, frame: Any) -> None:
-    """A handler, so that the signal is not ignored in child processes."""
+    """A handler: child processes would inherit an ignored signal."""
 
 
 def _reset() -> None:

@@ -1,4 +1,4 @@
-"""Waits in the agent of a machine that has joined for the file by which `node/join.py` gives notice."""
+"""Waits, in an agent on a joined machine, for the file by which `node/join.py` gives notice."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     machine ──── TCP ───► relay ◄─── a socket file ─── sshd ◄═══ ssh ═══ client
 
 It passes on bytes that it cannot read. Settings come on standard input; when that ends, the client is away, and
-machines are told to try again. It ends by SIGTERM, or with the lease. One file, standard library, any Python from 3.8
-on.
+machines are told to retry. It ends by SIGTERM, or with the lease. One file, standard library, any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -216,7 +215,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _network(address: str) -> str:
-    """An IPv4 address, or the /64 of an IPv6 one. Copied from node/peers.py: this file stands alone."""
+    """IPv4 address, or /64 of an IPv6 one. Copied from node/peers.py: this file stands alone."""
     address = (address[7:] if address.startswith("::ffff:") and "." in address else address).partition("%")[0]
     try:
         return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address

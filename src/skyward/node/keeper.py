@@ -13,7 +13,7 @@ at the end of standard input; with one, when no agent has heard from the client 
 steward (`node/steward.py`) in the client's place. On a joined machine (`node/join.py`) it ends with its parent instead
 of on SIGTERM, which a scheduler may send to every process.
 
-Forking shares memory, so it imports what runners need before the fork server is forked, then what agents need. It stays
+It imports what runners need before it forks the fork server, then what agents need: forks share memory. It stays
 single-threaded, and restarts a dead agent on the same port.
 """
 
@@ -479,7 +479,7 @@ def main() -> None:
 
 
 def _notice(number: int, frame: FrameType | None) -> None:
-    """Does nothing: the signal only has to wake the selector."""
+    """The signal only has to wake the selector."""
 
 
 def _detach() -> None:
@@ -498,7 +498,7 @@ def _touch(path: str) -> None:
 
 
 def _write_end(path: str) -> None:
-    """Has the machine shut down at once: nobody needs it any more (`machines/cloud.py: lease_script`)."""
+    """Has the machine shut down at once (`machines/cloud.py: lease_script`)."""
     try:
         Path(path).write_text("end\n")
     except OSError:

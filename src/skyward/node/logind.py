@@ -1,4 +1,4 @@
-"""Whether systemd ends what a user runs when that user logs out. Run as a program, it says so by its exit status."""
+"""Whether systemd ends a user's processes at logout; as a program, by exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ends_at_logout"]
 
 
 def ends_at_logout(root: Path = Path("/")) -> bool:
-    """Whether logind would end a run when its user logs out; `setup/env/scripts/check.sh` asks hosts the same."""
+    """`setup/env/scripts/check.sh` asks hosts the same."""
     if not (root / "run/systemd/system").is_dir() or os.geteuid() == 0:  # root's processes are exempt by default
         return False
     folders = [root / "usr/lib/systemd", root / "etc/systemd"]

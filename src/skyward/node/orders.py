@@ -1,6 +1,6 @@
-"""Every message by which processes are started, found and ended: to and from fork server, keeper and joiner.
+"""Messages by which processes are started, found and ended: to and from fork server, keeper and joiner.
 
-JSON without buffers, in a packet (fork server) or a line for each message. Each is a record (`transport/codec.py`).
+JSON without buffers: a packet (fork server) or a line for each. All are records (`transport/codec.py`).
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ __all__ = [
 ]
 
 SCARCE = 71
-"""The status of a runner that could not be started: too many processes, or too little memory."""
+"""Status of a runner that could not be started: too many processes, or too little memory."""
 
 UNANSWERED = 4
-"""The status of an agent that ends because the fork server does not answer."""
+"""Status of an agent whose fork server does not answer."""
 
 Signed = Annotated[int, Within(-(1 << 63), (1 << 63) - 1)]
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """What the steward of a detached run is told."""
+    """For the steward of a detached run."""
 
     folder: str
     """The run folder, which the steward makes."""
     program: str
-    """An archive with the program's working files, which are its working directory then; empty if `cwd` is."""
+    """An archive of the program's working directory; empty if `cwd` is."""
     socket: str
-    """Where it listens for the driver and for viewers."""
+    """Where it listens for the driver and viewers."""
     argv: list[str]
     payload: str
-    """What the driver reads on its standard input, in base64; empty if it has none."""
+    """The driver's standard input, in base64."""
     cwd: str
     env: dict[str, str]
-    """What the driver has in its environment beside that of the steward."""
+    """Of the driver, beside the steward's own."""
     umask: int
     agents: list[dict[str, Any]]
-    """Of each node `node` and `place`: the path of a socket, or host and port."""
+    """For each node `node` and `place`: a socket's path, or host and port."""
     here: list[int]
-    """The nodes of the steward's own keeper."""
+    """Those of the steward's own keeper."""
     identity: dict[str, Any] | None
     """The client's, for TLS; None on this computer."""
     lease: float
     left: float
     """Seconds until the deadline."""
     drain: float
-    """How many seconds before that bodies are told."""
+    """Seconds before that at which bodies are told."""
     grace: float
     restarts: int
     go_within: float
-    """Seconds to wait for the word to begin: whoever submits the run may be gone."""
+    """Seconds to wait for `go`: the submitter may be gone."""
     hold: float
-    """Seconds that node 0 stays after the end of the program."""
+    """Seconds that node 0 stays after the program."""
     wanted: dict[str, Any]
-    """What the pool must ask for that adopts the machines."""
+    """What a pool must ask for to adopt the machines."""
     placed: dict[str, Any]
-    """The machines, as the pool that adopts them takes them over."""
+    """The machines, as that pool takes them over."""
     head: dict[str, Any]
     """The first line of the journal, for viewers."""
 
@@ -82,13 +82,13 @@ def written(message: Message) -> bytes:
 
 class AgentToForkServer(Direction):
     class Spawn(Message):
-        """Fork a runner, with five file descriptors: its socket, stdout, stderr, environment, and status page."""
+        """Fork a runner, with five descriptors: its socket, stdout, stderr, environment, status page."""
 
         name: str
         cwd: str
 
     class Kill(Message):
-        """Send a signal to a runner's process group; the answer is `killed`."""
+        """Send a signal to a runner's group; the answer is `killed`."""
 
         name: str
         signal: Signed
@@ -96,13 +96,13 @@ class AgentToForkServer(Direction):
 
 class ForkServerToAgent(Direction):
     class Forked(Message):
-        """The runner was forked; if it could not be, the pid is 0, and `ended` follows."""
+        """The pid is 0 if the runner could not be forked; then `ended` follows."""
 
         name: str
         pid: int
 
     class Killed(Message):
-        """The signal was sent, if the runner was still there."""
+        """The signal was sent, if the runner was there."""
 
         name: str
 
@@ -135,12 +135,12 @@ class ClientToKeeper(Direction):
         own_scratch: bool
 
     class Run(Message):
-        """Start the steward of a detached run with this order (`RunOrder`); the answer is `run_held`."""
+        """Start a detached run's steward (`RunOrder`); the answer is `run_held`."""
 
         order: dict[str, Any]
 
     class Go(Message):
-        """Whoever submitted the run has let go of it: start its program. The answer is `run_started`."""
+        """The submitter has let go: start the program. The answer is `run_started`."""
 
     class DaskScheduler(Message):
         """Start a dask scheduler, in place of any other."""
@@ -148,7 +148,7 @@ class ClientToKeeper(Direction):
         scheduler: dict[str, Any]
 
     class DaskWorker(Message):
-        """Start a node's dask worker, for the scheduler that is named. There is no answer."""
+        """Start a node's dask worker for this scheduler. No answer."""
 
         worker: dict[str, Any]
 
@@ -160,17 +160,17 @@ class KeeperToClient(Direction):
         addresses: list[Any]
 
     class Listening(Message):
-        """The answer to `listen`: the port, or nothing if it cannot listen there."""
+        """The answer to `listen`: the port, or nothing if it cannot."""
 
         port: int | None
 
     class Probed(Message):
-        """The answer to `probe`: which machines cannot be reached, and why."""
+        """The answer to `probe`: unreachable machines, and why."""
 
         unreachable: dict[str, str]
 
     class Agent(Message):
-        """An answer to `start`, for each node: its agent listens at a path, or at an address and port."""
+        """An answer to `start` for each node: its agent listens at a path, or an address and port."""
 
         node: int
         place: list[Any]
@@ -183,26 +183,26 @@ class KeeperToClient(Direction):
         code: Signed
 
     class Over(Message):
-        """The pool's time to live is over: the keeper ends everything."""
+        """The time to live is over: the keeper ends everything."""
 
     class RunHeld(Message):
-        """The answer to `run`, written by the steward: all agents have heard of it."""
+        """The steward's answer to `run`: all agents know it."""
 
     class RunRefused(Message):
-        """The answer to `run`, written by the steward: why it cannot hold the run."""
+        """The steward's answer to `run`: why it cannot hold the run."""
 
         reason: str
 
     class RunStarted(Message):
-        """The answer to `go`, written by the steward: the program runs."""
+        """The steward's answer to `go`: the program runs."""
 
     class Scheduler(Message):
-        """The answer to `dask_scheduler`, written by its process: it runs."""
+        """The answer to `dask_scheduler`, from its process."""
 
         address: str
 
     class SchedulerFailed(Message):
-        """The answer to `dask_scheduler`, written by its process: it cannot run."""
+        """The answer to `dask_scheduler`, from its process: it cannot run."""
 
         reason: str
 
@@ -214,7 +214,7 @@ class KeeperToClient(Direction):
 
 class ClientToJoiner(Direction):
     class Run(Message):
-        """Run a program, and connect it with the client over TLS, with this id; it may outlive that connection."""
+        """Run a program, connected with the client over TLS by this id; it may outlive that connection."""
 
         id: str
         argv: list[str]
@@ -222,14 +222,14 @@ class ClientToJoiner(Direction):
         keep: bool
 
     class Connect(Message):
-        """Connect an address with the client, with this id and without TLS of its own."""
+        """Connect an address with the client, by this id, without TLS of its own."""
 
         id: str
         host: str
         port: int
 
     class AtEnd(Message):
-        """Run this when the place is over, however that comes."""
+        """Run this when the place is over, in any way."""
 
         argv: list[str]
 
@@ -247,13 +247,13 @@ class ClientToJoiner(Direction):
 
 class JoinerToClient(Direction):
     class Failed(Message):
-        """What was ordered with this id could not be done."""
+        """What was ordered with this id failed."""
 
         id: str
         reason: str
 
     class Leaving(Message):
-        """The machine ends everything, and will not come back."""
+        """The machine ends everything, for good."""
 
         reason: str
 

@@ -3,8 +3,8 @@
     python3 pod.py stay SECONDS GRACE    waits for the keeper, which `kubectl exec` starts, and ends with it
     python3 pod.py reach HOST PORT       makes a connection of its standard input and output
 
-The keeper is not its child, so it looks for it among the processes of the pod. A pod that nobody uses for SECONDS
-ends by itself. A pod that is to end says so to its nodes: it has GRACE seconds then.
+The keeper is not its child, so it looks for it among the pod's processes. A pod unused for SECONDS ends by itself. One
+that is to end tells its nodes, which have GRACE seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import NoReturn
 __all__ = ["CRASHED", "REACHED", "find_keeper", "main"]
 
 REACHED = b"+"
-"""What a connection begins with once it is there; anything else is the reason why it is not."""
+"""How a connection begins; anything else is the reason why there is none."""
 CRASHED = 1
-"""How the pod ends if its keeper was killed: then Kubernetes starts another one in its place."""
+"""The exit status if the keeper was killed: Kubernetes then starts another one."""
 _TAKEN_AWAY = 143
 _KEEPER = b"skyward.node.keeper"
 _PIECE = 1 << 18
@@ -31,7 +31,7 @@ _REACH = 10.0
 
 
 def find_keeper() -> tuple[int, str] | None:
-    """The process id of the keeper, and its directory; None while there is none."""
+    """Its pid and directory, if there is one."""
     for name in os.listdir("/proc"):
         words = _words(name) if name.isdigit() else []
         if _KEEPER in words[:6]:
@@ -50,13 +50,13 @@ def _words(pid: str) -> list[bytes]:
 
 
 def _is_busy() -> bool:
-    """Whether anything but this process runs here, such as what sets the host up."""
+    """Whether anything but this process runs here, such as a setup script."""
     own = {os.getpid(), os.getppid(), 1}
     return any(name.isdigit() and int(name) not in own and _words(name) for name in os.listdir("/proc"))
 
 
 def _pause() -> None:
-    """A moment, and the burial of processes whose parents have ended: the first process of a pod inherits them."""
+    """Also reaps orphans, which the first process of a pod inherits."""
     time.sleep(_LOOK)
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -1,4 +1,4 @@
-"""Every message between client, agent and runner: who sends it to whom, its fields, and what it means.
+"""Messages between client, agent and runner.
 
     client ──ClientToAgent──► agent ──AgentToRunner──► runner
            ◄─AgentToClient──       ◄─RunnerToAgent──
@@ -31,30 +31,30 @@ Code = Annotated[int, Within(-(1 << 31), 1 << 31)]
 Port = Annotated[int, Within(1, (1 << 16) - 1)]
 OneBuffer = Annotated[Buffers, Length(1, 1)]
 Blobs = dict[str, tuple[str, int]]
-"""The buffers of a value that are in files, by index: path or name, and size."""
+"""The buffers in files, by index: path or name, and size."""
 NO_BLOBS: Blobs = {}
 CodeFrames = list[tuple[str, int, str]]
 
 
 class Files(TypedDict):
-    """The blobs of a value, and why one of them could not be sent."""
+    """The blobs of a value, and why one could not be sent."""
 
     blobs: NotRequired[Blobs]
     incomplete: NotRequired[str]
 
 
 class Facts(TypedDict):
-    """What bodies have done in their group so far."""
+    """What bodies have done in their group."""
 
     collectives: NotRequired[int | None]
     shards: NotRequired[dict[str, Annotated[list[int], Length(0, 3)]]]
     """Uneven ones, by broadcast: length of the whole, number of parts, length of the part."""
     threads: NotRequired[list[CodeFrames | None]]
-    """The frames of every other thread, where a process runs one body at a time."""
+    """Of all other threads, where a process runs one body at a time."""
 
 
 class Body(TypedDict):
-    """Where a body stands, or that a runner has none."""
+    """Where a body is, or that a runner has none."""
 
     place: int
     state: str
@@ -79,7 +79,7 @@ class FileError(TypedDict):
 
 
 class FileAnswer(TypedDict):
-    """What a node says of its files; its fields depend on what it was asked."""
+    """Of a node; the fields depend on the question."""
 
     error: NotRequired[FileError]
     entries: NotRequired[list[Any]]
@@ -118,13 +118,13 @@ class Verdict(Message, kw_only=True):
 
 
 class Returned(Verdict, kw_only=True, kind="done"):
-    """The body has returned. Buffers: the result, pickled; none after a stream."""
+    """Buffers: the result, pickled; none after a stream."""
 
     blobs: Blobs = NO_BLOBS
     kept: str | None = None
-    """The key under which the result stays on its node."""
+    """The key of the result that stays on its node."""
     failed: tuple[int, str] | None = None
-    """Of a map: how many items have failed, and the first error."""
+    """Of a map: how many items failed, and the first error."""
     incomplete: str | None = None
     """Why a blob could not be sent."""
     buffers: Buffers = ()
@@ -137,7 +137,7 @@ class Returned(Verdict, kw_only=True, kind="done"):
 
 
 class Raised(Verdict, kw_only=True, kind="error"):
-    """The body has raised. Buffers: the exception, pickled."""
+    """Buffers: the exception, pickled."""
 
     error: Described
     preempted: bool = False
@@ -145,14 +145,14 @@ class Raised(Verdict, kw_only=True, kind="error"):
 
 
 class Exited(Verdict, kw_only=True):
-    """The body has called `sys.exit`."""
+    """The body called `sys.exit`."""
 
     code: Code
     stderr: str = ""
 
 
 class Crashed(Verdict, kw_only=True):
-    """The process has ended under the body."""
+    """The process ended under the body."""
 
     code: Code
     stderr: str
@@ -168,7 +168,7 @@ class TimedOut(Verdict, kw_only=True, kind="timeout"):
     loading: bool = False
     """Whether its function was not called yet."""
     stack: str | None = None
-    """Where it stood, if the body ended by itself."""
+    """Where it was, if the body ended by itself."""
 
 
 class Cancelled(Verdict, kw_only=True):
@@ -182,7 +182,7 @@ class Stopped(Verdict, kw_only=True):
 
 
 class GangStopped(Verdict, kw_only=True, kind="gang"):
-    """Stopped because another rank has failed."""
+    """Stopped because another rank failed."""
 
 
 class Stalled(Verdict, kw_only=True):
@@ -203,7 +203,7 @@ class NoRoom(Verdict, kw_only=True, kind="noroom"):
 
 
 class Share(Message):
-    """A message about shared collections (`node/shared/channel.py`), of or for a process: the client, or a runner."""
+    """About shared collections (`node/shared/channel.py`), of or for a process: the client, or a runner."""
 
     asker: str
     message: Raw
@@ -214,7 +214,7 @@ class Share(Message):
 
 
 class RunnerShare(Message, kind="share"):
-    """A message about shared collections, of or for this runner."""
+    """About shared collections, of or for this runner."""
 
     message: Raw
     buffers: Buffers
@@ -261,7 +261,7 @@ class AgentToClient(Direction):
         place: int
 
     class Ports(Message):
-        """Free ports of this machine, for the groups of this generation."""
+        """Free ports for the groups of this generation."""
 
         ports: list[Port]
         generation: int
@@ -272,7 +272,7 @@ class AgentToClient(Direction):
         seconds: Seconds
 
     class Started(Message):
-        """The body was seen to run, in the process with this local rank. Short calls end before this is sent."""
+        """The body runs, in the process with this local rank. Short calls end before this is sent."""
 
         id: str
         place: int
@@ -293,7 +293,7 @@ class AgentToClient(Direction):
         id: str
 
     class Items(Message):
-        """Items of the call's generator, and for each how many buffers it has. Buffers: the items, pickled."""
+        """Items of the call's generator, and how many buffers each has. Buffers: the items, pickled."""
 
         id: str
         items: list[int | tuple[int, Files]]
@@ -317,7 +317,7 @@ class AgentToClient(Direction):
         count: int
 
     class Out(Message):
-        """Output of the runner with this local rank, and the call that wrote it, if one did. Buffers: the text."""
+        """Of the runner with this local rank, and the call that wrote it, if one did. Buffers: the text."""
 
         stream: Literal["stdout", "stderr"]
         id: str | None
@@ -333,7 +333,7 @@ class AgentToClient(Direction):
         buffers: OneBuffer
 
     class Brought(Message):
-        """The answer to `bring`, after the pieces of the result: its blobs; none if it is not here."""
+        """The answer to `bring`, after the pieces: the result's blobs; none if it is not here."""
 
         request: int
         files: Files
@@ -348,7 +348,7 @@ class AgentToClient(Direction):
         blob: str
 
     class Sample(Message):
-        """Sent once per second; also shows that the agent is alive."""
+        """Once per second; also shows that the agent is alive."""
 
         cpu: float
         memory: int
@@ -356,7 +356,7 @@ class AgentToClient(Direction):
         gpus: Annotated[list[Gpu], Length(0, 256)]
 
     class Gpus(Message):
-        """Something is wrong with a GPU of this node (`trouble`), or they cannot be asked (`missing`)."""
+        """Something is wrong with a GPU (`trouble`), or they cannot be asked (`missing`)."""
 
         topic: str
         text: str
@@ -368,17 +368,17 @@ class AgentToClient(Direction):
         bodies: list[Body]
 
     class Repaired(Message):
-        """The agent has repaired its own state (see "The net")."""
+        """The agent repaired its own state (see "The net")."""
 
         text: str
 
     class Warning(Message):
-        """Something on the machine is not as it should be: shown to the user."""
+        """Something on the machine is wrong: shown to the user."""
 
         text: str
 
     class Files(Message):
-        """The answer to `files`, with `error` if it could not be done. Buffers: what was read."""
+        """The answer to `files`, with `error` if it failed. Buffers: what was read."""
 
         request: int
         answer: FileAnswer
@@ -411,7 +411,7 @@ class RunnerToAgent(Direction):
         buffers: Buffers
 
     class Leaving(Message):
-        """A body is interrupted here, or has broken a GPU: no other call begins here. These calls have not begun."""
+        """A body is interrupted here, or has broken a GPU: no other call begins here. These have not begun."""
 
         ids: list[str]
 
@@ -421,7 +421,7 @@ class RunnerToAgent(Direction):
         facts: Facts
 
     class Out(Message):
-        """What a call has written, where threads share the process. Buffers: the text."""
+        """What a call wrote, where threads share the process. Buffers: the text."""
 
         stream: Literal["stdout", "stderr"]
         id: str | None
@@ -443,11 +443,11 @@ class Header(TypedDict):
     """Arguments that are streams: a number, or a name."""
     blobs: NotRequired[Blobs]
     refs: NotRequired[dict[str, tuple[int, int]]]
-    """By key: the first of their buffers, and how many."""
+    """By key: the first buffer, and how many."""
     keep: NotRequired[str]
     """The key under which the result stays on its node."""
     each: NotRequired[bool]
-    """Whether it is a part of a map that keeps exceptions."""
+    """Whether it is part of a map that keeps exceptions."""
     log: NotRequired[LogSettings]
     gang: NotRequired[str]
     place: NotRequired[int]
@@ -456,7 +456,7 @@ class Header(TypedDict):
 
 
 class Run(Message, kind="call"):
-    """Run this. Buffers: function and arguments, pickled."""
+    """Buffers: function and arguments, pickled."""
 
     id: str
     header: Header
@@ -470,7 +470,7 @@ class Run(Message, kind="call"):
 
 
 class Info(Message):
-    """A node is on another machine now. Runners are told, and not made again."""
+    """A node is on another machine now. Runners are told, and not restarted."""
 
     info: str
 
@@ -482,7 +482,7 @@ class Recall(Message):
 
 
 class Forget(Message):
-    """Nobody has a Ref to these objects any more."""
+    """These objects have no Ref any more."""
 
     keys: list[str]
 
@@ -542,7 +542,7 @@ class ClientToAgent(Direction):
         generation: int
 
     class Cancel(Message):
-        """End the call. Kill its process if it does not end within the grace."""
+        """End the call; kill its process after the grace."""
 
         id: str
         reason: str
@@ -554,13 +554,13 @@ class ClientToAgent(Direction):
         ids: list[str]
 
     class Where(Message):
-        """Say where bodies stand: those of these calls, or all."""
+        """Say where bodies are: of these calls, or all."""
 
         request: int
         ids: list[str] | None
 
     class Bring(Message):
-        """Send the result that is kept here under this key to the client."""
+        """Send the result that is kept under this key."""
 
         request: int
         key: str
@@ -581,7 +581,7 @@ class ClientToAgent(Direction):
         blob: str
 
     class Blob(Message):
-        """A piece of a blob; `size` is that of the whole blob. Buffers: the piece."""
+        """A piece of a blob; `size` is that of the whole. Buffers: the piece."""
 
         name: str
         offset: int
@@ -596,21 +596,19 @@ class ClientToAgent(Direction):
         addresses: list[tuple[int, str, int]]
 
     class Lost(Message):
-        """For shared collections: a rank, or a whole node, is lost. Sent to node 0; if node 0 is lost,
-        to the others.
-        """
+        """For shared collections: a rank, or a whole node, is lost. Sent to node 0; if that is lost, to the others."""
 
         node: int
         rank: int | None
         why: str
 
     class Head(Message):
-        """For shared collections: where the agent of node 0 is, if it can be reached."""
+        """For shared collections: where node 0's agent is, if it can be reached."""
 
         place: tuple[str, int] | None
 
     class Files(Message):
-        """Do something with files of the node (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
+        """Do something with the node's files (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
         `write`, `finish`, `read` or `drop`, and what that needs. Each has an answer; `scan` may have several.
         """
 
@@ -618,7 +616,7 @@ class ClientToAgent(Direction):
         order: dict[str, Any]
 
     class Terms(Message):
-        """Everything ends in so many seconds, whatever else happens; bodies are told `drain` seconds before that."""
+        """Everything ends in so many seconds; bodies are told `drain` seconds before."""
 
         serial: int
         left: float
@@ -651,7 +649,7 @@ class AgentToRunner(Direction):
         """Leave the hooks and end, after the calls that are here."""
 
     class Notice(Message):
-        """The machine will be taken away: `sky.preempted()` is true, and bodies that have a handler get SIGTERM."""
+        """The machine will be taken away: `sky.preempted()` is true, and bodies with a handler get SIGTERM."""
 
         seconds: float
 
@@ -661,4 +659,4 @@ class AgentToRunner(Direction):
         id: str
 
     class Facts(Message):
-        """Say what bodies have done in their group so far."""
+        """Say what bodies have done in their group."""

@@ -1,4 +1,4 @@
-"""Makes the runners of a pool on this computer like the node on which a call had failed: the hooks of `sky replay`."""
+"""Makes the runners of a local pool like the node on which a call failed: the hooks of `sky replay`."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class Order:
     info: str
     """`instance_info` of its node."""
     rank: int
-    """Which rank the user wants to see; the only process, if there is one, stands for it."""
+    """That the user wants to see; a single process stands for it."""
     directory: str
     paths: Sequence[str]
     sources: Mapping[str, str]
-    """Files of the user's as they were, to be shown."""
+    """The user's files at that time, to be shown."""
     memory: int | None = None
-    """How many bytes the function may use; more gives a MemoryError at its line."""
+    """Bytes that the function may use; more is a MemoryError at its line."""
     terminal: str = ""
     """Where the debugger is opened."""
     patience: float = 0.0
-    """How long other ranks that have failed wait for `rank`, which may fail, too."""
+    """How long other failed ranks wait for `rank`, which may fail, too."""
 
 
 @contextmanager
 def around_app(order: Order, info: InstanceInfo) -> Generator[None]:
-    """Before all other hooks: directory, variables, place in the pool, and what hears of failures."""
+    """Before all other hooks: directory, variables, place in the pool, and listeners to failures."""
     rank = info.rank if info.world_size > 1 else order.rank
     os.environ[VARIABLE] = _placed(order, rank, info).to_json()
     if os.path.isdir(order.directory):
@@ -145,7 +145,7 @@ async def _drained(items: AsyncGenerator[Any, None]) -> list[Any]:
 
 
 def _limit_memory(more: int) -> None:
-    """Has what takes more than this process has now, and so much `more`, fail with a MemoryError."""
+    """To what this process has now, and so much `more`; beyond is a MemoryError."""
     taken = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
     if taken:
         most = resource.getrlimit(resource.RLIMIT_DATA)[1]

@@ -1,4 +1,4 @@
-"""The folder of a detached run on node 0, and the socket of its steward: all that is known of the run there.
+"""The folder of a detached run on node 0, and its steward's socket: all that is known of the run there.
 
 <folder>/journal     facts (transport/journal.py): head, epoch, started, restarted, ended; the driver's lines after that
 <folder>/output      what the program printed, as it came
@@ -6,8 +6,8 @@
 <folder>/program/    the program's working files, in which it runs, if this computer is not the one that submitted it
 <folder>/state/      its history then
 
-It is read while the run lives and afterwards, by offset, and by other versions of Skyward. This file is also a program
-that `setup/remote_folder.py` sends to the machine where the folder is, so it needs the standard library only.
+It is read while the run lives and afterwards, by offset, also by other versions of Skyward. This file is also a program
+that `setup/remote_folder.py` sends to the folder's machine, so it needs the standard library only.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 RUN = "SKYWARD_RUN"
-"""The variable that tells a run's program where its steward listens."""
+"""Tells a run's program where its steward listens."""
 
 FOLDER = "SKYWARD_RUN_FOLDER"
-"""The variable that tells it where the run's folder is."""
+"""Tells it the run's folder."""
 
 RUN_NAME = "SKYWARD_RUN_NAME"
-"""The variable that tells it what the run is called."""
+"""Tells it the run's name."""
 
 JOURNAL, OUTPUT, RESERVE, RESULTS, PROGRAM = "journal", "output", "reserve", "results", "program"
 RETURNED, RAISED = f"{RESULTS}/return.pkl", f"{RESULTS}/raised"
@@ -57,7 +57,7 @@ _ANSWER = 10.0
 
 
 def piece(folder: str, name: str, offset: int, most: int = _PIECE) -> bytes:
-    """A part of a file in the folder; nothing if there is no such file, or nothing more in it."""
+    """Of a file in the folder; empty if there is no file, or nothing more."""
     try:
         fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def piece(folder: str, name: str, offset: int, most: int = _PIECE) -> bytes:
 
 
 def listing(folder: str) -> dict[str, Any]:
-    """What is below `results/`, as entries of `transport/trees.py`, and what time it is on this machine."""
+    """What is below `results/`, as entries of `transport/trees.py`, and the time on this machine."""
     entries: list[list[Any]] = []
     for path, folders, names in os.walk(os.path.join(folder, RESULTS)):
         inner = os.path.relpath(path, folder)
@@ -88,7 +88,7 @@ def listing(folder: str) -> dict[str, Any]:
 
 
 def ask(path: str, question: dict[str, Any]) -> dict[str, Any]:
-    """The steward's answer, which listens at this path. OSError if none does."""
+    """The answer of the steward at this path. OSError if none listens."""
     directory, name = os.path.split(path)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -107,7 +107,7 @@ def ask(path: str, question: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of a run on this computer, and its steward."""
+    """On this computer, with its steward."""
 
     def __init__(self, path: str, steward: str) -> None:
         self._path, self._steward = path, steward
@@ -133,7 +133,7 @@ class RunFolder:
 
 def main() -> None:
     """Answers lines of JSON from standard input: a line that says whether it worked and how many bytes follow, then
-    these bytes.
+    these.
     """
     while line := sys.stdin.buffer.readline():
         word, path, steward, *rest = json.loads(line)

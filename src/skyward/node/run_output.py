@@ -1,4 +1,4 @@
-"""What the program of a detached run prints, as a file that does not fill the disk: its beginning and its end."""
+"""What a detached run's program prints, as a file that does not fill the disk: its beginning and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTLING = 2.0  # for a process that the program left, and that holds its outpu
 
 
 class OutputFile:
-    """Room for the end of the journal and the last lines is reserved from the beginning."""
+    """Reserves room for the end of the journal and the last lines."""
 
     def __init__(self, path: Path, most: int = _MOST, tail: int = _TAIL, reserve: int = _RESERVE) -> None:
         self._most, self._longest_tail, self.size = most, tail, 0
@@ -33,12 +33,12 @@ class OutputFile:
         self._follower: threading.Thread | None = None
 
     def follow(self, pipe: int) -> None:
-        """Copies what comes over the pipe, in a thread, until all who could write to it are gone."""
+        """Copies from the pipe, in a thread, until all its writers are gone."""
         self._follower = threading.Thread(target=self._copy, args=(pipe,), name="skyward-output", daemon=True)
         self._follower.start()
 
     def settle(self) -> None:
-        """After the end of the program: what it printed last is in the file."""
+        """After the program's end: its last output is in the file."""
         if self._follower is not None:
             self._follower.join(_SETTLING)
         if self._tail:
@@ -48,13 +48,13 @@ class OutputFile:
             self._tail.clear()
 
     def make_room(self) -> None:
-        """Gives up the reserve if the disk is full, for what is written next."""
+        """If the disk is full, gives up the reserve for what is written next."""
         if self._full:
             self._reserve.unlink(missing_ok=True)
             self._full = False
 
     def end(self) -> None:
-        """Nothing is written any more: the reserve is of no use."""
+        """Nothing more is written: the reserve is of no use."""
         self._reserve.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:

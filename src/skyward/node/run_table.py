@@ -26,7 +26,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened. `late`: no `go` came. `grace`, `hold`: that time is over."""
+    """`late`: no `go` came. `grace`, `hold`: that time is over."""
 
     kind: Literal["go", "exited", "stop", "deadline", "late", "grace", "hold"]
     code: int = 0
@@ -36,7 +36,7 @@ class Event:
 class Run:
     state: State = "held"
     restarts: int = 0
-    """How many more times a driver that fails is started again."""
+    """How many more times a failing driver is started."""
     why: str = ""
     """Why the driver is being stopped."""
 

@@ -517,7 +517,7 @@ class RunnerCalls(Generic[C]):
         """Whether a body was interrupted here or broke the GPU: no other may begin."""
 
     def add(self, call: C) -> bool:
-        """False if no call begins here any more; the agent already knows."""
+        """False if no call begins here any more; the agent knows."""
         call.state = "waiting"
         if self.leaving:
             return False

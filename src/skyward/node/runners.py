@@ -103,7 +103,7 @@ class RunnerProcess:
         self._size = 0
 
     def add(self, message: Message) -> bool:
-        """Sends it with the next `flush`; whether that should not wait for more."""
+        """With the next `flush`; True if that should not wait for more."""
         raw, buffers = message.encoded()
         self._messages.append(raw)
         if buffers:
@@ -249,7 +249,7 @@ class Runners:
             self._listen(process, pipe)
 
     def send(self, name: str, message: Message) -> None:
-        """Sends it with the next `flush`, in one frame with others; ignored if the runner is gone."""
+        """With the next `flush`, in one frame with others; ignored if the runner is gone."""
         process = self._processes.get(name)
         if process is None or process.eof:
             return
@@ -290,7 +290,7 @@ class Runners:
         return process.pid if process is not None else None
 
     def kill(self, name: str) -> None:
-        """Kills it with what its bodies started; `Ended` follows."""
+        """With what its bodies started; `Ended` follows."""
         try:
             self._fork_server.send(written(AgentToForkServer.Kill(name, int(signal.SIGKILL))))
             self._orders += 1

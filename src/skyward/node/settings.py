@@ -1,4 +1,4 @@
-"""What an agent says of its node when it is greeted, and what it is told before it starts runners."""
+"""What an agent says of its node in its greeting, and what it needs before it starts runners."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Greeting(TypedDict, total=False):
 
 class LogSettings(TypedDict, total=False):
     levels: dict[str, Annotated[int, Within(-(1 << 31), 1 << 31)]]
-    """Those of loggers, by name, as on the client."""
+    """Of loggers, by name, as on the client."""
     records: bool
     """Whether the client's loggers have handlers."""
     warnings: list[Any]
@@ -76,20 +76,20 @@ class RunnerSettings(TypedDict):
     node: int
     threads: int
     paths: list[str]
-    """What goes in front of `sys.path`."""
+    """In front of `sys.path`."""
     blobs: str
     """The folder of large buffers."""
     max_result: Limit
     stall_timeout: NotRequired[Limit | None]
     shared: NotRequired[str | None]
-    """The socket of the server of shared collections, if it can be reached without the agent."""
+    """The server's socket, if it can be reached without the agent."""
     log: NotRequired[LogSettings]
     mark: NotRequired[str]
-    """The agent's, by which it knows lines that say to which call output belongs."""
+    """The agent's, in lines that say to which call output belongs."""
 
 
 class NodeSettings(TypedDict):
-    """What a node's agent is told before it starts runners."""
+    """For a node's agent, before it starts runners."""
 
     shared: bool
     """Whether client and nodes have one file system, as on this computer."""
@@ -103,20 +103,20 @@ class NodeSettings(TypedDict):
     processes: int
     gpus: list[str]
     places: list[dict[str, str]]
-    """The variables of each local rank that choose its GPUs."""
+    """For each local rank, the variables that choose its GPUs."""
     runner: RunnerSettings
     head: NotRequired[tuple[str, int] | None]
-    """Where the agent of node 0 is, for shared collections; None if it cannot be reached from here."""
+    """Where node 0's agent is, for shared collections; None if unreachable."""
 
 
 class SetupSettings(NodeSettings):
     generation: int
     output: int
-    """How many bytes of output may be under way to the client."""
+    """How many bytes of output may be under way."""
 
 
 def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
-    """An agent's answer to the greeting of this session, if it is one."""
+    """An agent's answer to this session's greeting, if it is one."""
     known: dict[str, Any] = cast("dict[str, Any]", welcome) if isinstance(welcome, dict) else {}
     if "refused" in known:
         raise Refused(f"the agent there refuses the connection: {str(known['refused'])[:300]}")
@@ -137,7 +137,7 @@ def system() -> str:
 
 
 def in_words(greeting: Mapping[str, Any]) -> dict[str, str]:
-    """What a machine is like, to be compared with another one."""
+    """A machine, to be compared with another."""
     return {
         "host": greeting.get("hostname", ""),
         "Python": ".".join(map(str, greeting.get("python", ()))),

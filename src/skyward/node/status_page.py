@@ -4,7 +4,7 @@
     after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
 
 It survives the process, so after a crash the agent knows which calls had begun: before they are unpickled, which runs
-user code. `entered` is recorded for calls with a timeout only. An odd or changing version marks a write in progress.
+user code. `entered` is for calls with a timeout only. An odd or changing version marks a write in progress.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def install(*, threads: bool, emit: Emit | None = None) -> None:
 
 
 keyboard = builtins.input
-"""Python's own `input`."""
+"""Python's own."""
 
 
 def _refuse_questions() -> None:
@@ -131,7 +131,7 @@ class CallbackWriter(io.TextIOBase):
 
 
 class Route(AbstractContextManager[None]):
-    """A route for the text of some streams, while entered: to a sink, or (None) to nowhere."""
+    """Where the text of some streams goes, while entered: to a sink, or (None) nowhere."""
 
     def __init__(self, streams: tuple[Stream, ...], sink: CallbackWriter | None) -> None:
         self.streams, self.sink, self.call = streams, sink, current_call()
@@ -221,7 +221,7 @@ class CallStream(io.TextIOBase):
             self._send((get_ident(), current_call()))
 
     def end_call(self) -> None:
-        """Sends what the current call left unfinished, and ends the routes of its threads."""
+        """Sends the current call's unfinished lines, and ends the routes of its threads."""
         call = current_call()
         if self._routes and call is not None:
             with self._lock:
@@ -245,7 +245,7 @@ class CallStream(io.TextIOBase):
         self._real.flush()
 
     def after_fork(self) -> None:
-        """A forked child has no runner: it writes to the descriptor itself."""
+        """A forked child has no runner: it writes to the descriptor."""
         self._emit, self._lock = None, threading.RLock()
         self._partial.clear()
 

@@ -1,4 +1,4 @@
-"""Keeps a detached run on node 0: starts its program, keeps journal and output, renews leases, knows the deadline.
+"""Keeps a detached run on node 0: starts its program, keeps journal and output, renews leases, enforces the deadline.
 
     keeper --order, go--> steward --starts--> driver (the user's program)
     agents <--terms-- steward <--adopt-- driver          a socket in the run's own directory
@@ -49,15 +49,15 @@ _LONGEST_QUESTION = 1 << 20
 
 
 class Agents(Protocol):
-    """How a run's agents are told something."""
+    """How a run's agents are reached."""
 
     def tell(self, node: int, word: dict[str, Any]) -> None:
-        """Raises OSError or PermissionError if it was not taken."""
+        """OSError or PermissionError if it was not taken."""
         ...
 
 
 class Leases:
-    """Tells agents until when they live, in words whose number grows; `end` is the last one."""
+    """Tells agents how long they live, in words with growing numbers; `end` is the last."""
 
     def __init__(self, nodes: Sequence[int], agents: Agents) -> None:
         self._nodes, self._agents, self._lock = tuple(nodes), agents, threading.Lock()
@@ -83,7 +83,7 @@ class Leases:
 
 
 class _Agents:
-    """Over sockets of this computer, or TLS with the pool's client identity."""
+    """Over local sockets, or TLS with the pool's client identity."""
 
     def __init__(self, order: RunOrder) -> None:
         self._places = {agent["node"]: agent["place"] for agent in order.agents}
@@ -185,7 +185,7 @@ class Steward:
             self._do(action)
 
     def _next(self) -> Event:
-        """What happens next, or which time is over."""
+        """Or which time is over."""
         order, state = self._order, self._run.state
         limits = {"deadline": self._end - (0.0 if state in ("held", "holding") else order.grace + _CLOSING)}
         match state:
@@ -238,7 +238,7 @@ class Steward:
             say(KeeperToClient.RunStarted())
 
     def _raise_epoch(self) -> None:
-        """On disk before anybody hears of it: a steward never says a number that it could say again."""
+        """On disk before anybody knows it: a steward never repeats a number."""
         self._epoch += 1
         self._journal.append({"fact": "epoch", "time": time.time(), "epoch": self._epoch})
         self._leases.epoch = self._epoch
@@ -286,7 +286,7 @@ class Steward:
         self._output.follow(read)
 
     def _input(self) -> int:
-        """What the driver reads, in memory: it may hold secrets."""
+        """The driver's input, in memory: it may hold secrets."""
         if not self._order.payload:
             return subprocess.DEVNULL
         made = os.memfd_create("skyward-call")
@@ -299,7 +299,7 @@ class Steward:
         self._events.put(Event("exited", driver.wait()))
 
     def _signal(self, number: int) -> None:
-        """The program first, and in the end its process group: a child of it may be what stopped it."""
+        """The program first, at the end its group: a child of it may be what stopped it."""
         if self._driver is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -361,11 +361,11 @@ def say(message: Message) -> None:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """A handler, since the program would inherit that a signal is ignored."""
+    """A handler: the program would inherit an ignored signal."""
 
 
 def boot_clock() -> float:
-    """Seconds that go on while a computer sleeps."""
+    """Seconds, also while a computer sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

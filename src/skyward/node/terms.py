@@ -1,9 +1,9 @@
-"""How long what a keeper has started may live: who was last heard, until when, and which word about that counts.
+"""How long what a keeper started may live: who was last heard, until when, and which word about that counts.
 
       agent --TermsSlot--> shared page --> TermsPage --> keeper: over?
 
-Each agent writes its own slot, and wakes the keeper when the end has changed; that the client was heard of is read when
-it matters. A process that dies while it writes leaves a slot that is not read: it has a checksum.
+Each agent writes its own slot, and wakes the keeper when the end changes; when the client was heard is read when it
+matters. Slots have a checksum: one that a dying process left half-written is not read.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ Memory = mmap.mmap | bytearray
 
 @dataclass(frozen=True)
 class Terms:
-    """Times are those of the machine's monotonic clock. Pure: who calls knows what time it is."""
+    """Times are of the machine's monotonic clock. Pure."""
 
     heard: float = 0.0
-    """When the client, or the steward of a detached run, was last heard of."""
+    """When the client, or a detached run's steward, was last heard."""
     deadline: float = math.inf
     ending: bool = False
-    """Whether somebody who may say so has said that it is over."""
+    """Whether somebody entitled has said that it is over."""
     epoch: int = 0
-    """Which start of a run's driver this is about; the run's steward alone raises it. 0: this is no detached run."""
+    """Which start of a run's driver this is about; only the run's steward raises it. 0: no detached run."""
     serial: int = 0
-    """Which of several words in one epoch this is: the last one counts, whether it shortens or lengthens."""
+    """Of the words in one epoch the last counts, whether it shortens or lengthens."""
 
     def hear(self, when: float) -> Terms:
-        """Hearing of somebody never makes it longer ago: a link that is silent says an older time than the steward."""
+        """Never makes it longer ago: a silent link gives an older time than the steward."""
         return replace(self, heard=max(self.heard, when))
 
     def take(self, other: Terms) -> Terms:
-        """Both together: the later epoch, in it the later serial; what is ending goes on ending."""
+        """The later epoch, in it the later serial; what is ending keeps ending."""
         last = other if (other.epoch, other.serial) > (self.epoch, self.serial) else self
         return replace(last, heard=max(self.heard, other.heard), ending=self.ending or other.ending)
 
     def is_stale(self, epoch: int) -> bool:
-        """Whether somebody who speaks for this epoch has been replaced."""
+        """Whether the speaker for this epoch has been replaced."""
         return epoch < self.epoch
 
     def over(self, now: float, lease: float) -> str:
@@ -62,7 +62,7 @@ class Terms:
 
 
 class TermsPage:
-    """Memory that a keeper shares with its agents: a slot for each. Made before they are forked."""
+    """Memory that a keeper shares with its agents, a slot for each. Made before they are forked."""
 
     def __init__(self, nodes: int) -> None:
         self._memory = mmap.mmap(-1, max(mmap.PAGESIZE, _SIZE * nodes))
@@ -77,7 +77,7 @@ class TermsPage:
 
 
 class TermsSlot:
-    """An agent's part of the page; an agent that is started again goes on from what the one before it has written."""
+    """An agent's part of the page; a restarted agent continues from what its predecessor wrote."""
 
     def __init__(self, memory: Memory, index: int, changed: Callable[[], object] = bool) -> None:
         self._memory, self._index, self._changed = memory, index, changed

@@ -1,4 +1,4 @@
-"""The agents' part in shared collections: node 0 serves them, other nodes relay, through the client if they must."""
+"""The agents' part in shared collections: node 0 serves them, others relay, through the client if they must."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Dial = Callable[[str, int], socket.socket]
 
 
 class Shared:
-    """Part of an agent, on its loop. `send` goes to a runner, `tell` to the client, `dial` connects to another agent;
-    `wake` schedules `look`.
+    """On the agent's loop. `send` goes to a runner, `tell` to the client, `dial` connects to another agent; `wake`
+    schedules `look`.
     """
 
     def __init__(
@@ -278,8 +278,8 @@ class _Down:
 
 
 class Relay:
-    """Part of an agent, on its loop. `send` goes to a runner, `tell` to the client, `post` to node 0; `direct` says
-    whether that link has an address.
+    """On the agent's loop. `send` goes to a runner, `tell` to the client, `post` to node 0; `direct` says whether that
+    link has an address.
     """
 
     def __init__(
@@ -350,9 +350,7 @@ Found = tuple[socket.socket, dict[str, Any]] | Exception
 
 
 class Uplink:
-    """Part of an agent, on its loop; only connecting uses threads. `lost` is called when pending requests will get no
-    reply.
-    """
+    """On the agent's loop; only connecting uses threads. `lost` is called when pending requests will get no reply."""
 
     def __init__(
         self,

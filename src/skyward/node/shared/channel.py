@@ -67,8 +67,8 @@ class _Wait:
 
 
 class Channel:
-    """Thread-safe client of the server, one per process. `call` names the current thread's call, `age` its running time
-    in seconds. `opening` identifies this process to a server.
+    """Thread-safe, one per process. `call` names the current thread's call, `age` its seconds. `opening` identifies
+    this process to a server.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Channel:
         return result, found
 
     def _wait(self, wait: _Wait, timeout: float | None) -> tuple[str, Any, list[Any]]:
-        """`wake` interrupts the wait so that a pending exception can be raised."""
+        """`wake` interrupts it, so that a pending exception can be raised."""
         end = None if timeout is None else time.monotonic() + timeout + LATE
         while wait.answer is None:
             if timeout is None or end is None:
@@ -151,7 +151,7 @@ class Channel:
                     self._opened = True
 
     def tell(self, kind: str, name: str, operation: str, arguments: list[Any], values: list[Any] | None = None) -> None:
-        """Sends a request without waiting for its reply."""
+        """Does not wait for the reply."""
         id, values = next(self._ids), values or []
         self._left[id] = kind, name, operation
         asked = AskerToServer.Ask(id, self._epoch, kind, name, operation, arguments, None, values)

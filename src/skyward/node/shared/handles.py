@@ -1,4 +1,4 @@
-"""What users hold of shared collections that keep values. Making a handle asks nothing; one can be sent to a node."""
+"""What users hold of shared collections. Making a handle asks nothing; it can be sent to a node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NONE = object()
 
 
 class Handle:
-    """A shared collection of a pool, by its kind and name."""
+    """By its kind and name."""
 
     kind: ClassVar[str]
 
@@ -150,7 +150,7 @@ class SharedDict(Handle, Generic[K, V]):
                 return True
 
     def change(self, key: K, change: Callable[[V], V], default: V) -> V:
-        """Sets a key to `change(value)`, atomically, and returns that. `change` may run again if somebody else was
+        """Sets a key to `change(value)`, atomically, and returns that. `change` may run again if another process was
         faster; without a value it gets `default`.
         """
         text = written_key(key)
@@ -332,7 +332,7 @@ class GroupState:
 
 
 Reply = tuple[Request, str, Any, list[bytes]]
-"""Who is answered, an error code or nothing, the result, and values."""
+"""Recipient, error code or nothing, result, values."""
 
 
 class Refused(Exception):
@@ -388,7 +388,7 @@ class Collection:
         return f"{self.kind} '{self.name}'"
 
     def late(self, request: Request) -> tuple[str | list[int], list[Reply]]:
-        """The time-out of a question is over: says why it has waited, and who else is answered."""
+        """A question's time is over: why it has waited, and answers for others."""
         raise NotImplementedError
 
     def leave(self, request: Request, why: str) -> list[Reply]:
@@ -397,7 +397,7 @@ class Collection:
         return []
 
     def gone(self, asker: Asker, now: float) -> list[Reply]:
-        """A process has ended; what it waited for was taken away before."""
+        """A process has ended; its questions were taken away before."""
         return []
 
     def lost(self, rank: int, why: str) -> list[Reply]:
@@ -407,8 +407,8 @@ class Collection:
 class SharedLock(Handle):
     """A lock that one call of the whole pool, or the client, holds at a time: `with sky.lock("x"): ...`
 
-    It is not reentrant: who acquires it twice waits for itself. Whoever waits first gets it first. A holder that ends
-    releases it: a call that returns, a process or node that is lost. `timeout` is how many seconds `with` waits at most
+    Not reentrant: acquiring it twice waits for itself. Whoever waits first gets it first. A holder that ends releases
+    it: a call that returns, a process or node that is lost. `timeout` is how many seconds `with` waits at most
     (default: without a limit); `acquire` has its own.
     """
 
@@ -421,8 +421,8 @@ class SharedLock(Handle):
     def acquire(self, timeout: float | None = None) -> int:
         """Waits for the lock, at most `timeout` seconds (None: without a limit), and returns its fencing token.
 
-        Each holder has a larger token than all before. A store that refuses smaller ones than it has seen is safe from
-        a holder that was given up for lost and continues. Raises `sky.errors.SharedTimeout`, which says who holds it.
+        Tokens grow: a store that refuses smaller ones than it has seen is safe from a holder that was given up for lost
+        and continues. Raises `sky.errors.SharedTimeout`, which names the holder.
         """
         channel = self._channel()
         token = self._ask("acquire", [], None, checked_timeout(timeout))[0]
@@ -430,19 +430,19 @@ class SharedLock(Handle):
         return token
 
     def release(self) -> None:
-        """Lets the next one have it; raises LockLost if this process does not hold it (any more)."""
+        """Releases the lock; raises LockLost if this process does not hold it (any more)."""
         held = self._channel().held.pop(self.name, None)
         if held is None:
             raise LockLost(f"lock '{self.name}' is not held by this process: acquire it first.")
         self._ask("release", [held[0]])
 
     def holder(self) -> str | None:
-        """Who holds it at this moment ("rank 2", "the client"); None if nobody does."""
+        """Who holds it now ("rank 2", "the client"), if somebody does."""
         found = self._ask("state", [])[0]
         return found and found[0]
 
     def locked(self) -> bool:
-        """Whether somebody holds it at this moment."""
+        """Whether somebody holds it now."""
         return self.holder() is not None
 
     def __enter__(self) -> int:
@@ -456,10 +456,10 @@ class SharedLock(Handle):
 
 
 class SharedBarrier(Handle):
-    """A place where ranks wait for each other: `sky.barrier("epoch").wait()`. It can be passed again and again.
+    """Where ranks wait for each other, again and again: `sky.barrier("epoch").wait()`.
 
-    It waits for all ranks of the pool, or for `parties` of whoever comes. If a rank is lost while others wait for it,
-    or one gives up waiting, it raises `sky.errors.BarrierBroken` in all of them, which names the rank.
+    It waits for all ranks of the pool, or for `parties` of any. If a rank is lost while others wait for it, or one
+    gives up waiting, it raises `sky.errors.BarrierBroken` in all of them, which names the rank.
     """
 
     kind = "barrier"
@@ -471,16 +471,16 @@ class SharedBarrier(Handle):
         self._parties = parties
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits until all have come, at most `timeout` seconds (None: without a limit); says how many came before.
+        """Waits until all have come, at most `timeout` seconds (None: without a limit); returns how many came before.
 
-        Raises `sky.errors.SharedTimeout`, which says who is missing; the others get `sky.errors.BarrierBroken` then.
+        Raises `sky.errors.SharedTimeout`, which names the missing ones; the others then get `sky.errors.BarrierBroken`.
         """
         age = self._channel().age()
         return self._ask("wait", [self._parties, age], None, checked_timeout(timeout))[0]
 
     @property
     def waiting(self) -> int:
-        """How many wait at this moment."""
+        """How many wait now."""
         return self._ask("waiting", [])[0]
 
     def _options(self) -> tuple[Any, ...]:
@@ -493,15 +493,15 @@ class SharedEvent(Handle):
     kind = "event"
 
     def set(self) -> None:
-        """Sets it: all who wait continue, and later ones do not wait."""
+        """Sets it: everyone who waits continues, and later ones do not wait."""
         self._ask("set", [])
 
     def clear(self) -> None:
-        """Takes it back: who comes from now on waits."""
+        """Clears it: from now on `wait` waits."""
         self._ask("clear", [])
 
     def is_set(self) -> bool:
-        """Whether it is set at this moment."""
+        """Whether it is set now."""
         return self._ask("is_set", [])[0]
 
     def wait(self, timeout: float | None = None) -> None:

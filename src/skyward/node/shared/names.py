@@ -79,7 +79,7 @@ class Collections:
     def queue(self, name: str, items: type[T], *, maxsize: int | None = None) -> SharedQueue[T]: ...
     def queue(self, name: str, items: Any = None, *, maxsize: int | None = None) -> SharedQueue[Any]:
         """The shared queue of this name. `items` is for type checkers. `maxsize`: items before `put` waits; 0 for any
-        number, None for what others have said.
+        number, None for whatever it has.
         """
         from skyward.node.shared.handles import SharedQueue
 

@@ -106,13 +106,13 @@ Limit = Annotated[float | None, Within(-math.inf, math.inf)]
 
 class AskerToServer(Direction):
     class Open(Message):
-        """The first message of a process: how errors call it, and which rank it is (none: the client)."""
+        """The first message: what errors call the process, and its rank (none: the client)."""
 
         label: str
         rank: int | None
 
     class Ask(Message):
-        """Do this with the collection of this name. `epoch` is that of the last answer. The operations are methods in
+        """Do this with the collection of this name. `epoch` is that of the last answer. Operations are methods in
         `node/shared/state.py`. Buffers: values, pickled.
         """
 
@@ -126,12 +126,12 @@ class AskerToServer(Direction):
         buffers: Buffers
 
     class Withdraw(Message):
-        """Do not wait any longer; what was answered already stays answered."""
+        """Stop waiting; what was answered stays answered."""
 
         id: int
 
     class Gone(Message):
-        """The process has ended; its agent says so."""
+        """The process has ended, by its agent's word."""
 
         why: str
 
@@ -150,12 +150,12 @@ class ServerToAsker(Direction):
 
 
 class AgentToHead(Direction):
-    """Messages of runners of the sending node, for the server."""
+    """From the sending node's runners to the server."""
 
     Share = Share
 
 
 class HeadToAgent(Direction):
-    """Messages of the server, for runners of the receiving node."""
+    """From the server to the receiving node's runners."""
 
     Share = Share

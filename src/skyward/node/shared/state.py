@@ -39,7 +39,7 @@ _MOST_ITEMS = 1_000_000  # in one answer: a frame has a limit
 
 
 class Dict(Collection):
-    """Each value has a version that grows with every change."""
+    """Each value has a version, which grows with every change."""
 
     kind = "dict"
 
@@ -50,7 +50,7 @@ class Dict(Collection):
 
     @operation("get")
     def do_get(self, request: Request) -> list[Reply]:
-        """[key] -> the number of the value and the value; 0 if there is none."""
+        """[key] -> its version and the value; 0 if there is none."""
         found = self._items.get(request.arguments[0])
         return [done(request, 0) if found is None else done(request, found[0], [found[1]])]
 
@@ -62,7 +62,7 @@ class Dict(Collection):
 
     @operation("update")
     def do_update(self, request: Request) -> list[Reply]:
-        """keys, joined, and values: all of them at once."""
+        """keys, joined, and values: all at once."""
         keys, *values = request.values
         for key, value in list(zip(split_keys(keys), values, strict=True)):
             self._put(key, value)
@@ -70,7 +70,7 @@ class Dict(Collection):
 
     @operation("setdefault")
     def do_setdefault(self, request: Request) -> list[Reply]:
-        """[key], value -> whether it was set; if not, the value that is there."""
+        """[key], value -> whether it was set, else the present value."""
         found = self._items.get(request.arguments[0])
         if found is not None:
             return [done(request, False, [found[1]])]
@@ -79,7 +79,7 @@ class Dict(Collection):
 
     @operation("swap")
     def do_swap(self, request: Request) -> list[Reply]:
-        """[key, number], value -> whether it was set: only if the value that is there has this number."""
+        """[key, version], value -> whether it was set: only over this version."""
         key, number = request.arguments
         same = self._items.get(key, (0, b""))[0] == number
         if same:
@@ -88,7 +88,7 @@ class Dict(Collection):
 
     @operation("pop")
     def do_pop(self, request: Request) -> list[Reply]:
-        """[key] -> whether it was there, and the value that was."""
+        """[key] -> whether it was there, and its value."""
         found = self._items.pop(request.arguments[0], None)
         if found is None:
             return [done(request, False)]
@@ -139,7 +139,7 @@ class Set(Collection):
 
     @operation("add")
     def do_add(self, request: Request) -> list[Reply]:
-        """members, joined -> how many of them were new."""
+        """members, joined -> how many were new."""
         new = [key for key in dict.fromkeys(split_keys(request.values[0])) if key not in self._members]
         self._members.update(dict.fromkeys(new))
         self.size += sum(map(len, new))
@@ -155,7 +155,7 @@ class Set(Collection):
 
     @operation("pop")
     def do_pop(self, request: Request) -> list[Reply]:
-        """-> a list of the member that came first, which is removed; empty if there is none."""
+        """-> a list of the oldest member, which is removed; empty if there is none."""
         found = next(iter(self._members), None)
         if found is None:
             return [done(request, [])]
@@ -211,7 +211,7 @@ class Counter(Collection):
 
 
 class Queue(Collection):
-    """Values in the order in which they came, each of them for one asker."""
+    """Values in order of arrival, each for one asker."""
 
     kind = "queue"
 
@@ -222,7 +222,7 @@ class Queue(Collection):
 
     @operation("put")
     def do_put(self, request: Request) -> list[Reply]:
-        """[limit], value; waits while the queue is full. The limit is 0 for none, None for whatever it is."""
+        """[limit], value; waits while the queue is full. The limit is 0 for none, None for what it is."""
         self._agree(request.arguments[0])
         if self._limit and len(self._values) >= self._limit:
             self.waiting.append(request)
@@ -231,7 +231,7 @@ class Queue(Collection):
 
     @operation("get")
     def do_get(self, request: Request) -> list[Reply]:
-        """[limit] -> the value that came first; waits while there is none."""
+        """[limit] -> the oldest value; waits while there is none."""
         self._agree(request.arguments[0])
         if not self._values:
             self.waiting.append(request)
@@ -248,7 +248,7 @@ class Queue(Collection):
 
     @operation("unget")
     def do_unget(self, request: Request) -> list[Reply]:
-        """value: puts back in front what was given to somebody who did not wait any more."""
+        """value: puts back in front what was given to somebody who no longer waited."""
         return [done(request), *self._add(request.values[0], first=True)]
 
     @operation("len")
@@ -257,7 +257,7 @@ class Queue(Collection):
 
     @operation("clear")
     def do_clear(self, request: Request) -> list[Reply]:
-        """-> how many values were removed; whoever waits to put continues."""
+        """-> how many were removed; whoever waits to put continues."""
         count = len(self._values)
         if not count:
             return [done(request, 0)]  # whoever waits wants to get
@@ -327,7 +327,7 @@ class Lock(Collection):
 
     @operation("state")
     def do_state(self, request: Request) -> list[Reply]:
-        """-> who holds it, and for how many seconds; None if nobody does."""
+        """-> who holds it, and for how many seconds, or None."""
         holder = self._holder
         return [done(request, holder and [holder.asker.label, request.since - self._since])]
 
@@ -370,7 +370,7 @@ class Barrier(Collection):
     @operation("wait")
     def do_wait(self, request: Request) -> list[Reply]:
         """[parties, age] -> how many came before. Parties: None for all ranks. Age: seconds that the asking call runs;
-        a rank that was lost since then does not come.
+        a rank lost since then does not come.
         """
         parties, age = request.arguments
         if self._known and parties != self._parties:
@@ -578,7 +578,7 @@ class SharedState:
         return self._answers([*left, *collection.leave(request, "does not wait any more")])
 
     def gone(self, asker: str, why: str, now: float) -> list[Answer]:
-        """Its requests and locks end, and its rank is lost to barriers."""
+        """Its requests and locks end, and barriers lose its rank."""
         known = self._askers.pop(asker, None)
         if known is None:
             return []
