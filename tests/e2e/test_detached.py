@@ -274,6 +274,13 @@ def test_a_process_that_the_program_starts_does_not_take_its_machines() -> None:
     assert "child: True 16" in text_of(run)
 
 
+def test_a_program_of_a_run_submits_no_other() -> None:
+    file = program("sky.detach(lambda: 1, name='inner')")
+    assert submit(file, "--name", "outer").returncode == 0
+    assert Run("outer").wait(120).stage == "failed"
+    assert "cannot submit another one" in text_of(Run("outer"))
+
+
 def test_a_long_time_after_the_submission_the_machines_are_still_there() -> None:
     """The lease of a local run is renewed by its steward, also while the program has no pool."""
     shorter = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from skyward.pool.program_files import imported, loaded
+from skyward.pool.program_files import imported, loaded, own_folders
 
 
 def test_what_a_program_imports_from_its_folder_is_found_also_indirectly(tmp_path: Path) -> None:
@@ -25,3 +26,9 @@ def test_modules_of_the_environment_are_not_the_users(tmp_path: Path) -> None:
     assert here in loaded(here.parent)
     assert not [path for path in loaded(Path("/")) if "site-packages" in path.parts]
     assert loaded(tmp_path) == []
+
+
+def test_an_environment_below_the_working_directory_is_not_sent(tmp_path: Path) -> None:
+    found = own_folders([Path(path).resolve() for path in [*sys.path, str(tmp_path / "lib")]], Path("/"))
+    assert tmp_path / "lib" in found
+    assert not [path for path in found if "site-packages" in path.parts or path.name == "lib-dynload"]

@@ -108,6 +108,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
             raise InvalidArgument(
                 f"{path} opens a pool of its own in line {line}, for which {', '.join(given)} would not count."
             )
+        os.environ.setdefault("SKYWARD_RESTART", "0")  # as in the run: the program may ask for it before its pool
         stopped = run_program(path, arguments)
         if not stopped:
             return 1

@@ -25,6 +25,7 @@ from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
 from skyward.node.logind import ends_at_logout
 from skyward.node.orders import RunOrder
+from skyward.node.run_folder import RUN
 from skyward.pool import program_imports, run_record
 from skyward.pool.budget_watch import draining
 from skyward.pool.lifetime import OrderlyExit
@@ -75,6 +76,8 @@ class Program:
 
 def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0, hold: float = 0.0) -> RunRecord:
     """Gets the machines and starts the program there; on return, the run no longer needs this process."""
+    if RUN in os.environ:
+        raise InvalidArgument("a program of a detached run cannot submit another one: it has the machines of its own.")
     handing = threading.Event()
     context = replace(pool._context(), handing=handing)  # pyright: ignore[reportPrivateUsage] - same folder
     _refuse(context, pool._candidates, program)  # pyright: ignore[reportPrivateUsage]

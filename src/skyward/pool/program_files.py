@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skyward.transport.payload import Packer
 
-__all__ = ["imported", "loaded"]
+__all__ = ["imported", "loaded", "own_folders"]
 
 
 def imported(programs: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
@@ -31,6 +31,12 @@ def loaded(root: Path) -> list[Path]:
     packer, files = Packer(), [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     paths = {Path(file).resolve() for file in files if file and packer.is_foreign_file(file)}
     return sorted(path for path in paths if path.is_relative_to(root.resolve()))
+
+
+def own_folders(folders: Sequence[Path], root: Path) -> list[Path]:
+    """Those below a folder that are no part of an environment, which may lie there, too."""
+    packer, root = Packer(), root.resolve()
+    return [path for path in folders if path.is_relative_to(root) and packer.is_foreign_file(str(path / "any.py"))]
 
 
 def _names(program: Path) -> Iterator[str]:

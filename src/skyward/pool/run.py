@@ -284,7 +284,7 @@ def detach(
     """
     from skyward.pool.detached import Program, submit
     from skyward.pool.pool import ComputePool
-    from skyward.pool.program_files import imported, loaded
+    from skyward.pool.program_files import imported, loaded, own_folders
     from skyward.pool.program_imports import of_function
 
     if isinstance(fn, Compute) or not callable(fn):
@@ -294,11 +294,10 @@ def detach(
         )
     used = ComputePool() if pool is None else pool
     called, root, local = getattr(fn, "__name__", "run"), Path.cwd(), used.provider.access.local
-    folders = [Path(path).resolve() for path in sys.path]
+    folders, files = [Path(path).resolve() for path in sys.path], list[str]()
     if not local:  # what is elsewhere is sent by value
-        folders = [path for path in folders if path.is_relative_to(root.resolve())]
-    modules = loaded(root)
-    files = [os.path.relpath(path, root.resolve()) for path in (*modules, *imported(modules, folders))]
+        folders, modules = own_folders(folders, root), loaded(root)
+        files = [os.path.relpath(path, root.resolve()) for path in (*modules, *imported(modules, folders))]
     call = packed(Call(fn, args, kwargs, used.given), [os.path.relpath(path) for path in folders])
     imports, path = of_function(pickle.loads(call)[1], root), [str(path) for path in folders if local]
     program = Program("skyward.pool.run_call", [], str(root), f"{called}()", call, imports, path, files)
