@@ -1,3 +1,3 @@
-"""What users write and read: values that are checked when they are made. No I/O."""
+"""What users write and read: values that are checked when made. No I/O."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The errors that all others build on, and what the lowest layers raise; public in `skyward.errors`."""
+"""The errors that all others build on, and those of the lowest layers; public in `skyward.errors`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 __all__ = ["REMOTE", "InvalidArgument", "MissingPackage", "SkywardError", "hide_frames"]
 
 REMOTE = "remote traceback:"
-"""What stands in the note of an exception that came from a node."""
+"""Marks the note of an exception that came from a node."""
 
 _LONGEST = 400
 _OURS = (
@@ -17,7 +17,7 @@ _OURS = (
 
 
 class SkywardError(Exception):
-    """Base of every error that Skyward itself raises."""
+    """Base of every error of Skyward's own."""
 
     def __repr__(self) -> str:
         first = str(self).partition("\n")[0]
@@ -29,11 +29,11 @@ class InvalidArgument(SkywardError, ValueError):
 
 
 class MissingPackage(SkywardError, ImportError):
-    """An optional package that this computer lacks; the message says how it is installed."""
+    """An optional package that this computer lacks; the message says how to install it."""
 
 
 def hide_frames(exc: BaseException) -> None:
-    """Drops our frames below the caller's, unless code of the user's is below. Called where users enter."""
+    """Drops our frames below the caller's, unless user code is below. Called where users enter."""
     notes = getattr(exc, "__notes__", ())
     if not isinstance(exc, SkywardError) and not any(REMOTE in note for note in notes if isinstance(note, str)):
         return  # it may be a mistake of ours: all frames are needed

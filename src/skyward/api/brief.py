@@ -1,4 +1,4 @@
-"""Values as short one-line texts for messages, quick to make however large the value is."""
+"""Values as short one-line texts for messages, quick however large the value is."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _plain(name: str, level: int) -> str:
 
 
 def _reads_as_it_likes(kind: type) -> bool:
-    """Whether reading items of a collection runs user code, which may use a disk or a network."""
+    """Whether reading items runs user code, which may use a disk or a network."""
     methods = [getattr(kind, name, None) for name in ("__len__", "__iter__", "__getitem__", "items")]
     return any(isinstance(each, FunctionType) and each.__code__.co_filename not in _OF_PYTHON for each in methods)
 
@@ -121,7 +121,7 @@ def brief(value: object, limit: int = 60) -> str:
 
 
 def glance(args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:
-    """Formats arguments in microseconds: types with foreign `__repr__` show only type and size."""
+    """In microseconds: types with foreign `__repr__` show only type and size."""
     parts = list(map(_glanced, args))
     if kwargs:
         from skyward.api.secret import looks_secret

@@ -10,14 +10,14 @@ from skyward.api.base_errors import InvalidArgument
 __all__ = ["LAST_MACHINE", "check_price", "spent_at"]
 
 LAST_MACHINE = 600.0
-"""A budget that ends sooner is not spent on another machine."""
+"""No other machine is launched for a budget that ends sooner."""
 
 _HOUR = 3600.0
 _LEAST = 60.0
 
 
 def spent_at(dollars: float, prices: Sequence[tuple[float, float]]) -> float:
-    """When the dollars are spent at the last price; each price has its start."""
+    """At the last price; each price has its start."""
     for number, (since, hourly) in enumerate(prices):
         end = since + _HOUR * dollars / hourly if hourly > 0 else math.inf
         if number + 1 == len(prices) or end <= prices[number + 1][0]:

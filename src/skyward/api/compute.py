@@ -1,4 +1,4 @@
-"""The lazy call: what `@sky.compute` makes of a function, and the operators that send it somewhere.
+"""The lazy call: what `@sky.compute` makes of a function, and the operators that send it.
 
     train(x)              PendingCompute: a frozen value, nothing runs
     train(x) >> pool      one node  ->  T
@@ -91,7 +91,7 @@ Ts = TypeVarTuple("Ts")
 @dataclass(frozen=True)
 class Chunk:
     """Several items in one call: of `pool.map` from number `first` on, or of joblib. With `keep`, failures do not stop
-    the others.
+    others.
     """
 
     items: int
@@ -101,7 +101,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Resume:
-    """The options `resume=`, `changed=` and `resume_with=`; see `client/resume.py`."""
+    """See `client/resume.py`."""
 
     name: str
     changed: Literal["keep", "redo"] | None = None
@@ -149,19 +149,19 @@ class PendingCompute(Unsent, Generic[T_co]):
 
     @property
     def name(self) -> str:
-        """What the call is named in messages and in the live view."""
+        """What messages and the live view call it."""
         return self.label or name_of(self.fn)
 
     def with_timeout(self, seconds: float | None) -> Self:
-        """Returns this call with a time limit of `seconds` (None: no limit, whatever the pool's is)."""
+        """This call with a time limit of `seconds` (None: no limit, whatever the pool's is)."""
         return replace(self, timeout=_checked_limit(seconds))
 
     def with_retries(self, retries: int) -> Self:
-        """Returns this call with other `retries`: how often it is started again after the loss of its node."""
+        """This call with other `retries`: how often it is restarted after the loss of its node."""
         return replace(self, retries=checked_retries(retries))
 
     def keep(self) -> PendingKept[T_co]:
-        """Returns this call with its result left on its node; sending it gives a `sky.Ref` to it.
+        """This call with its result left on its node; sending it gives a `sky.Ref` to it.
 
         `ref = load().keep() >> pool`, then `train(ref) >> pool` goes to that node if it is free.
         """
@@ -225,7 +225,7 @@ class PendingCompute(Unsent, Generic[T_co]):
 if typing.TYPE_CHECKING:
 
     class PendingKept(PendingCompute[Ref[T_co]]):
-        """What `keep()` gives, for type checkers."""
+        """For type checkers."""
 
         def __rshift__(self, target: Target | ModuleType) -> Ref[T_co]: ...
         def __matmul__(self, target: Target | ModuleType) -> list[Ref[T_co]]: ...  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -246,7 +246,7 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
         return replace(cast(Any, self), items=(*self.items, checked_member(other)))
 
     def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
-        """Returns this group with a time limit of `seconds` for each call that has none (None: no limit)."""
+        """This group with a time limit of `seconds` for each call that has none (None: no limit)."""
         return replace(self, timeout=_checked_limit(seconds))
 
     def calls(self) -> list[PendingCompute[Any]]:
@@ -274,7 +274,7 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
 
 @dataclass(frozen=True, eq=False)
 class PendingStream(Unsent, Generic[T]):
-    """Several calls whose results are wanted one by one, as they come or in order."""
+    """Several calls whose results are read one by one, in order or as they come."""
 
     items: tuple[PendingCompute[Any], ...]
     ordered: bool = True
@@ -298,7 +298,7 @@ class PendingStream(Unsent, Generic[T]):
 
 
 class Compute(Generic[P, T]):
-    """A function that is called lazily: calling it gives a PendingCompute."""
+    """A function that is called lazily, for a PendingCompute."""
 
     def __init__(self, fn: Callable[P, Any], timeout: float | None = None, retries: int | None = None) -> None:
         if isinstance(fn, Compute):
@@ -422,7 +422,7 @@ def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | N
     Args:
         fn: the function; left out where options are given.
         timeout: time limit of each call in seconds, from the start of its body (`math.inf`: none). Default: the pool's.
-        retries: how often a call is started again after the loss of its node. Default: the pool's, which is 3.
+        retries: how often a call is restarted after the loss of its node. Default: the pool's, which is 3.
     """
     if fn is None:
         _checked_timeout(timeout)
@@ -442,7 +442,7 @@ class _Decorator(Protocol):
 
 
 def as_compute(fn: Any) -> Any:
-    """What `@classmethod` over `@sky.compute` gives, as a compute function; anything else as it is."""
+    """For `@classmethod` over `@sky.compute`, a compute function; else the same."""
     if isinstance(fn, MethodType) and isinstance(fn.__func__, Compute):
         return cast("Compute[..., Any]", fn.__func__).__get__(fn.__self__, type(fn.__self__))
     return fn
@@ -501,7 +501,7 @@ class Target(Protocol):
 
 
 class Innermost:
-    """Stands for the pool opened last: `call() >> sky`."""
+    """The pool opened last: `call() >> sky`."""
 
     def __repr__(self) -> str:
         return "sky"
@@ -541,7 +541,7 @@ def leave_target(target: Target) -> None:
 
 
 def resolve(target: object, operator: str = ">>") -> Target:
-    """A pool itself, or for the module `skyward` the innermost open one."""
+    """A pool itself, or the innermost open one for the module `skyward`."""
     if isinstance(target, ModuleType):
         if target.__name__ == "skyward":
             return innermost()

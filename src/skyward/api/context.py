@@ -36,11 +36,11 @@ class PoolContext:
     stall_timeout: float | None
     emit: Callable[[events.Event], None]
     listening: Callable[[], object]
-    """Whether anybody listens to events of calls; an `events.KeepEnd` if only their ends are needed."""
+    """Whether anybody listens to calls; an `events.KeepEnd` if only their ends are needed."""
     hurried: Callable[[], bool]
     """Whether the user pressed Ctrl-C during closing."""
     handing: Event | None = None
-    """Of a pool that is opened for a detached run: set when the machines are the run's steward's."""
+    """For a detached run: set when its steward has the machines."""
     budget: float | None = None
     prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)
     """Dollars per hour, each with its start in seconds since 1970: monotonic clocks stop during sleep."""
@@ -85,7 +85,7 @@ class PoolContext:
             self.emit(events.PoolCost(self.name, hourly, self.budget))
 
     def tell_placed(self, node: int, machine: Machine | None, directory: str, env: Mapping[str, str]) -> None:
-        """`machine` is None for this computer. Nothing secret is emitted."""
+        """`machine` is None for this computer. Emits nothing secret."""
         name = "this computer" if machine is None else str(machine.ssh or machine.joined or machine.id)
         ssh = asdict(machine.ssh) if machine is not None and machine.ssh is not None else {}
         command = "" if machine is None else machine.shell_command

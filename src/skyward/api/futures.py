@@ -19,10 +19,10 @@ _END = object()
 
 
 class AwaitableFuture(Future[T]):
-    """A `concurrent.futures.Future` that can also be awaited; cancelling whoever awaits it cancels it."""
+    """A `concurrent.futures.Future` that can be awaited; cancelling the awaiting task cancels it."""
 
     unasked = False
-    """Whether a failure is reported when the future is dropped."""
+    """Whether its failure is reported when it is dropped."""
 
     def __await__(self) -> Generator[Any, None, T]:
         return _awaited(self).__await__()
@@ -56,7 +56,7 @@ class AwaitableFuture(Future[T]):
 
 
 class Untyped:
-    """For type checkers: only what has no annotation passes for it."""
+    """For type checkers: only what has no annotation fits."""
 
 
 class Stream(Protocol[T_co]):
@@ -66,14 +66,14 @@ class Stream(Protocol[T_co]):
     def __next__(self) -> T_co: ...
     def __aiter__(self) -> AsyncIterator[T_co]: ...
     def close(self) -> None:
-        """Ends the calls behind it; what has not been read is dropped."""
+        """Ends the calls behind it and drops what was not read."""
         ...
 
 
 class Source(Protocol[T_co]):
     def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], T_co], bool] | None:
-        """What gives the next item or raises, and whether it takes no time worth a thread. None if there is no item
-        yet: then `wake` is called once, from any thread, when there may be one.
+        """What gives the next item or raises, and whether it takes no time worth a thread. None if there is none yet:
+        then `wake` is called once, from any thread, when there may be one.
         """
         ...
 
@@ -81,7 +81,7 @@ class Source(Protocol[T_co]):
 
 
 class AsyncItems(AsyncIterator[T]):
-    """A stream for `async for`. A cancelled wait loses no item; a dropped stream is closed."""
+    """For `async for`. A cancelled wait loses no item; a dropped stream is closed."""
 
     def __init__(self, stream: Stream[T], source: Source[T]) -> None:
         self._stream, self._source = stream, source
@@ -115,7 +115,7 @@ class AsyncItems(AsyncIterator[T]):
 
 
 class LocalItems(Iterator[T]):
-    """The items of an async generator in this process, for `for` or `async for`."""
+    """Of an async generator in this process, for `for` or `async for`."""
 
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""The GPUs of a machine as values: cards, MIG slices, and which of them a program may use."""
+"""The GPUs of a machine: cards, MIG slices, and which of them a program may use."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Vendor = Literal["nvidia", "amd"]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What a process can be given: a GPU, or one MIG slice of a GPU. `memory` is in bytes, 0 if unknown."""
+    """What a process can be given: a GPU, or one MIG slice. `memory` is in bytes, 0 if unknown."""
 
     index: int
-    """The number of the card in `nvidia-smi`, shared by all its slices."""
+    """The card's number in `nvidia-smi`, shared by its slices."""
     uuid: str
     """"GPU-..." or "MIG-..."; empty if unknown."""
     name: str
     memory: int = 0
     vendor: Vendor = "nvidia"
     card: str = ""
-    """The UUID of the card of a slice; empty for a whole card."""
+    """Of a slice, its card's UUID; else empty."""
 
     @property
     def is_slice(self) -> bool:
@@ -33,7 +33,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU as it is plugged in; with `mig`, processes can use its slices only."""
+    """A GPU as plugged in; with `mig`, processes can use its slices only."""
 
     gpu: Gpu
     mig: bool = False

@@ -38,7 +38,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
 
 
 def bar(name: str, text: str, share: float | None, state: State, failed: float = 0.0) -> str:
-    """Without a share it is indeterminate. `failed` is a share too."""
+    """Indeterminate without a share. `failed` is a share too."""
     colour = _COLOURS[state]
     if share is None:
         share, colour = 1.0, f"repeating-linear-gradient(-45deg,{colour} 0 .4em,transparent .4em .8em)"

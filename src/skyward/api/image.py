@@ -1,4 +1,4 @@
-"""What a node must have before user code runs there, as a frozen value that is checked when it is made."""
+"""What a node must have before user code runs there: a frozen value, checked when made."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _check_include(entry: str) -> None:
 
 
 class Variables(Mapping[str, "str | Secret"]):
-    """An immutable mapping of variables, whose repr hides secrets and what looks like them."""
+    """Immutable; the repr hides secrets and what looks like them."""
 
     def __init__(self, values: Mapping[str, str | Secret] | None = None, field: str = "env") -> None:
         if values is not None and not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
@@ -196,7 +196,7 @@ class PipIndex:
     Args:
         url: its address, as pip takes it: "https://pypi.example.org/simple".
         packages: the names of all packages that come from there.
-        username: for an index that asks for a login. Default: "__token__", which most want beside a token.
+        username: for an index with a login. Default: "__token__", which most want beside a token.
         password: the password or token, as `sky.Secret.from_env("INDEX_TOKEN")`. Default: none, no login.
     """
 
@@ -221,7 +221,7 @@ class PipIndex:
 
     @property
     def address(self) -> str:
-        """The URL with the login in it, if there is one: a secret."""
+        """The URL with its login, if any: a secret."""
         if self.password is None:
             return self.url
         secret = self.password.reveal() if isinstance(self.password, Secret) else self.password
@@ -323,7 +323,7 @@ class Image:
 
     @property
     def content_hash(self) -> str:
-        """A hexadecimal SHA-256 over all of it but secrets, equal for equal images on the same version of Python."""
+        """Hexadecimal SHA-256 of all but secrets; equal images on the same version of Python have the same."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "warm"}
         content |= {"python": self.python_version, "env": dict(self.env), "shell_vars": dict(self.shell_vars)}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain)
@@ -331,7 +331,7 @@ class Image:
 
     @property
     def environment_hash(self) -> str:
-        """A hexadecimal SHA-256 over what is installed: neither variables nor the user's files, and no secret."""
+        """Hexadecimal SHA-256 of what is installed: no variables, no files of the user, no secret."""
         content = [self.python_version, self.pip, self.pip_indexes, self.apt, self.build]
         return hashlib.sha256(json.dumps(content, default=_plain).encode()).hexdigest()
 

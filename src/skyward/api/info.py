@@ -1,4 +1,4 @@
-"""Where a body runs: the node's place in the pool, from COMPUTE_POOL, and the current call, set by the runner."""
+"""Where a body runs: its place in the pool, from COMPUTE_POOL, and the current call, set by the runner."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def pool_info() -> InstanceInfo | None:
 
 
 def is_head(info: InstanceInfo | None = None) -> bool:
-    """Whether this (or `info`) is rank 0, the pool's first process; True outside a pool, where there is no other."""
+    """Whether this (or `info`) is rank 0, the pool's first process; True outside a pool."""
     return (info or instance_info()).is_head
 
 
 def call_context(
     task_id: str, attempt: int, *, threads: bool, broadcast: str | None = None
 ) -> AbstractContextManager[None]:
-    """Names the call that runs inside the block, for the process or (`threads`) for this context alone."""
+    """Names the call inside the block, for the process or (`threads`) for this context alone."""
     return (_ContextCall if threads else _ProcessCall)(((task_id, attempt), broadcast))
 
 
@@ -95,7 +95,7 @@ def require_peers(info: InstanceInfo) -> None:
 
 
 def mark_group() -> None:
-    """Records that this process is in a group: none of its processes can be replaced alone."""
+    """This process is in a group: none of its processes can be replaced alone."""
     global _grouped
     _grouped = True
 
@@ -158,7 +158,7 @@ class _ContextCall(AbstractContextManager[None]):
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of the pool and the addresses by which others reach it."""
+    """A node, and the addresses by which others reach it."""
 
     node: int
     private_ip: str
@@ -167,7 +167,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class AcceleratorInfo:
-    """What kind of accelerator a node has, and how many of it."""
+    """The kind of accelerator of a node, and how many."""
 
     type: str
     count: int = 1
@@ -177,7 +177,7 @@ class AcceleratorInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """The interface that owns the node's address, and why nodes cannot reach each other."""
+    """The interface of the node's address, and why nodes cannot reach each other."""
 
     interface: str | None = None
     bandwidth_gbps: float | None = None
@@ -186,7 +186,7 @@ class NetworkInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceInfo:
-    """One process's place in the pool: which rank it is, on which node, who the others are, where the head listens.
+    """One process's place in the pool: its rank, its node, the other nodes, where the head listens.
 
     A node is a machine. It runs `workers_per_node` processes, each of which is one rank; ranks are counted up node by
     node.
@@ -199,12 +199,12 @@ class InstanceInfo:
         accelerators: how many accelerators this node has, all of its processes together.
         total_accelerators: how many all nodes have.
         head_addr: the address of node 0, for frameworks that form a group.
-        head_port: a port there that is free for them.
+        head_port: a free port there for them.
         job_id: the name of the pool.
         peers: all nodes with their addresses, in their order.
-        accelerator: the kind of accelerator; None if there is none.
+        accelerator: the kind of accelerator, if any.
         network: the interface of this node's address, and its speed where known.
-        ports: more ports of node 0 that are free, by what they are for.
+        ports: more free ports of node 0, by purpose.
         task_id: the id of the current call; None in a plugin's hook.
         attempt: how often the call was started before, after the loss of a node.
     """
@@ -214,13 +214,13 @@ class InstanceInfo:
     total_nodes: int
     workers_per_node: int = 1
     ranks_per_node: tuple[int, ...] = ()
-    """How many processes each node has, if nodes differ; empty if all have `workers_per_node`."""
+    """Processes of each node, if nodes differ; empty if all have `workers_per_node`."""
     accelerators: int = 0
     total_accelerators: int = 0
     node_gpus: tuple[str, ...] = ()
-    """The GPUs of this node, as CUDA_VISIBLE_DEVICES names them."""
+    """Of this node, as CUDA_VISIBLE_DEVICES names them."""
     gpu_conflict: str | None = None
-    """Why not every rank of the pool has a GPU of its own; None if each has, or if there are none at all."""
+    """Why not every rank has a GPU of its own; None if each has, or the pool has none."""
     processes_given: bool = False
     """Whether the pool was given `processes_per_node`: then a single rank is a group too, as under torchrun."""
     head_addr: str
@@ -235,13 +235,13 @@ class InstanceInfo:
 
     @property
     def rank(self) -> int:
-        """This process's number among all processes of the pool; the node's number if each node has one."""
+        """This process's number among all of the pool; the node's number if each node has one process."""
         before = sum(self.ranks_per_node[: self.node]) if self.ranks_per_node else self.node * self.workers_per_node
         return before + self.worker
 
     @property
     def world_size(self) -> int:
-        """How many processes the pool has on all nodes."""
+        """How many processes the pool has."""
         return sum(self.ranks_per_node) or self.total_nodes * self.workers_per_node
 
     @property
@@ -288,7 +288,7 @@ class InstanceInfo:
 
     @classmethod
     def from_json(cls, raw: str) -> InstanceInfo:
-        """Read what `to_json` wrote; any other value is refused with the field that is wrong."""
+        """Reads what `to_json` wrote; any other value is refused, with the wrong field."""
         try:
             data: object = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -454,12 +454,12 @@ class Preemption:
 
     @property
     def seconds_left(self) -> float:
-        """How long the machine still has, whatever its clock is set to meanwhile; 0 when its time is over."""
+        """How long the machine still has, even if its clock is set meanwhile; 0 afterwards."""
         return max(0.0, self._end - time.monotonic())
 
 
 def preempted() -> Preemption | None:
-    """The notice that this machine will be taken away, once there is one: save what matters before its deadline."""
+    """The notice that this machine will be taken away, if there is one: save what matters before its deadline."""
     return _notice
 
 

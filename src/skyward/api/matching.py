@@ -1,4 +1,4 @@
-"""Whether a machine has the accelerators that were requested: compares names and memory.
+"""Whether a machine has the requested accelerators, by name and memory.
 
 "NVIDIA A100-SXM4-80GB" is an A100, "NVIDIA RTX 6000 Ada Generation" an RTX_6000_ADA and no RTX_6000.
 """
@@ -57,7 +57,7 @@ def described(gpus: Sequence[Gpu]) -> str:
 
 
 def models_of(product: str) -> list[Model]:
-    """Catalogue entries for a driver's name of a card: one, none, or two for "MI250X / MI250"."""
+    """Catalogue entries for a driver's name: one, none, or two for "MI250X / MI250"."""
     fitting = [model for model in CATALOG.values() if _in_order(_words(model.name), _words(product))]
     longest = max((len(_words(model.name)) for model in fitting), default=0)
     return [model for model in fitting if len(_words(model.name)) == longest]

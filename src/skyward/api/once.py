@@ -56,7 +56,7 @@ class Once(Generic[P, T]):
         return self._first(key, args, kwargs)
 
     def _first(self, key: Any, args: Any, kwargs: Any) -> T:
-        """Runs the function, or waits for the thread that does; a failure is not kept."""
+        """Runs the function, or waits for the thread that does; failures are not kept."""
         mine = threading.get_ident(), threading.Lock()
         with mine[1]:
             while True:
@@ -77,7 +77,7 @@ class Once(Generic[P, T]):
                 del self._running[key]
 
     def forget(self) -> None:
-        """Drops the values that this process has kept; the next call runs the function again."""
+        """Drops the values that this process has kept."""
         self._values.clear()
 
     @overload
@@ -93,10 +93,10 @@ class Once(Generic[P, T]):
 
 @corrects_call("sky.once", example="@sky.once above the function, without brackets")
 def once(fn: Callable[P, T], /) -> Once[P, T]:
-    """Has the function `fn` run once in each process, and keeps its value there: a model, a connection, a table.
+    """Runs the function `fn` once in each process, and keeps its value there: a model, a connection, a table.
 
-    Calls that come later to the same process get the same value. Threads wait for the one that makes it. With
-    arguments, there is one value for each set of them. What raises is not kept.
+    Later calls in the same process get the same value. Threads wait for the one that makes it. There is one value for
+    each set of arguments. Exceptions are not kept.
 
         @sky.once
         def model():

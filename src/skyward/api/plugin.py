@@ -36,7 +36,7 @@ AroundClient = Callable[[Any, "Cluster"], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a plugin may know about the pool it is in.
+    """What a plugin may know about its pool.
 
     Args:
         pool: its name.
@@ -91,26 +91,24 @@ class Plugin:
         return replace(self, transform=transform)
 
     def with_bootstrap(self, bootstrap: Bootstrap) -> Plugin:
-        """This plugin with the hook `bootstrap`: shell lines to run on each node."""
+        """This plugin with the hook `bootstrap`: shell lines for each node."""
         return replace(self, bootstrap=bootstrap)
 
     def with_decorator(self, decorate: Decorate) -> Plugin:
-        """This plugin with the hook `decorate`: a decorator around every function."""
+        """This plugin with the hook `decorate`: around every function."""
         return replace(self, decorate=decorate)
 
     def with_around_app(self, around_app: AroundApp) -> Plugin:
-        """This plugin with the hook `around_app`: a context around the life of each process of a node."""
+        """This plugin with the hook `around_app`: around the life of each process of a node."""
         return replace(self, around_app=around_app)
 
     def with_around_client(self, around_client: AroundClient) -> Plugin:
-        """This plugin with the hook `around_client`: a context around the open pool."""
+        """This plugin with the hook `around_client`: around the open pool."""
         return replace(self, around_client=around_client)
 
 
 def makes_plugin(name: str, hints: Mapping[str, str] = {}, example: str = "") -> Callable[[F], F]:
-    """For the functions of `sky.plugins`: a wrong option, or use as a decorator, gets an error with
-    the right spelling.
-    """
+    """For the functions of `sky.plugins`: corrects wrong options, and use as a decorator."""
 
     def wrap(plain: F) -> F:
         corrected = corrects_call(f"sky.plugins.{name}", hints, example)(plain)

@@ -6,8 +6,7 @@
     pool closes           Lease.close -> Provider.give_back
     sky ps, sky down      Provider.reopened -> find -> give_back       if the provider is `rented`
 
-Every method blocks, and other threads call them too. A provider keeps no state: what it has for an open pool is in the
-lease.
+Every method blocks, and threads call them. A provider keeps no state: what it has for an open pool is in the lease.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Offer:
 
     Args:
         name: what it is called.
-        hourly_cost: dollars an hour; infinite if the price is not known. Default: 0.
+        hourly_cost: dollars per hour; infinite if unknown. Default: 0.
         vcpus: how many virtual CPUs it has. Default: not known.
         memory_gb: its memory in GB. Default: not known.
     """
@@ -50,8 +49,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether an offer is available, as far as is known before asking for it: in words, and where certain, as True or
-    False."""
+    """Whether an offer is available, as far as is known beforehand: in words, and where certain, as True or False."""
 
     text: str = ""
     possible: bool | None = None
@@ -59,17 +57,16 @@ class Availability:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a pool, and how it is reached: by ssh, as one that has joined, as a pod,
-    or else as this computer.
+    """A machine of a pool, and how it is reached: by ssh, as one that has joined, as a pod, or else as this computer.
 
     Args:
         id: what its provider calls it.
         private_ip: the address by which the other machines reach it. Default: not known, then it is found out.
         public_ip: the address by which everybody does. Default: none.
         ssh: how it is reached. Default: None, it has joined or is this computer.
-        hourly_cost: dollars an hour. Default: 0.
-        joined: which place it has, if it has connected to us by itself. Default: None.
-        pod: which pod it is, if it is reached by `kubectl exec`. Default: None.
+        hourly_cost: dollars per hour. Default: 0.
+        joined: its place, if it has connected to us. Default: None.
+        pod: its pod, if it is reached by `kubectl exec`. Default: None.
     """
 
     id: str
@@ -92,18 +89,18 @@ class Machine:
 
     @property
     def gone(self) -> str:
-        """Why it does not exist any more; empty while it does."""
+        """Why it no longer exists; empty while it does."""
         return ""
 
     @property
     def shell_command(self) -> str:
-        """What a person runs to get a shell there, where that is not ssh; empty if nothing is known."""
+        """What gives a person a shell there, where that is not ssh; empty if unknown."""
         return ""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """That a pool's machines were given back; providers that create something say more in classes of their own."""
+    """That a pool's machines were given back; providers that create something have subclasses that say more."""
 
     pool: str
     text: str = field(default="", kw_only=True)
@@ -118,7 +115,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something of a pool that exists at a provider: a machine, or anything else that was created for it."""
+    """Something that was created for a pool and still exists: a machine, or anything else."""
 
     pool: str
     id: str
@@ -126,11 +123,11 @@ class Leftover:
     detail: str = ""
     """For people, such as "g5.xlarge, running"."""
     hourly_cost: float = 0.0
-    """Dollars an hour at this moment: 0 for a machine that is ending."""
+    """Dollars per hour now: 0 for a machine that is ending."""
     expires: float | None = None
-    """When the pool's time is over, as the tags say (seconds since 1970)."""
+    """When the pool's time is over, by the tags (seconds since 1970)."""
     foreign: str = ""
-    """Why it is not the pool's although it carries its tag, and what to do; empty for what is the pool's."""
+    """Why it is not the pool's although it has its tag, and what to do; empty for the pool's."""
 
     def __str__(self) -> str:
         name = self.id if self.kind == "machine" else f"{self.kind} {self.id}"
@@ -139,16 +136,16 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Admission:
-    """Whom the machines of a pool let in, as far as their provider decides that."""
+    """Whom the machines let in, as far as their provider decides that."""
 
     changed: str = ""
-    """What was changed just now, for the user."""
+    """What was just changed, for the user."""
     allowed: str = ""
-    """Who is let in and how to have it otherwise: part of the message about machines that do not answer."""
+    """Who is let in and how to change that: part of the message about machines that do not answer."""
 
 
 class _Held(Protocol):
-    """What shows other processes that a pool is in use."""
+    """Shows other processes that a pool is in use."""
 
     def let_go(self) -> None: ...
 
@@ -158,13 +155,13 @@ class _Held(Protocol):
 class Lease:
     """What a provider holds for an open pool: returned by `Provider.acquire`, used by many threads, until it is closed.
 
-    As it stands, it has machines that are neither watched nor replaced. An elastic provider returns a subclass.
+    Its machines are neither watched nor replaced; an elastic provider returns a subclass.
 
     Args:
         provider: whose machines they are.
         pool: the name under which they were acquired.
         machines: those that the pool opens with.
-        hourly_cost: what they cost together, in dollars; infinite if that is not known. Default: the sum of theirs.
+        hourly_cost: dollars for all of them; infinite if unknown. Default: the sum of theirs.
         accelerator: which variant they have, if the spec left that open.
         ledger: the pool's, if the provider writes one.
     """
@@ -201,15 +198,15 @@ class Lease:
         return list(machines)
 
     def readmit(self) -> Admission:
-        """Has machines let this computer in, whose address may have changed; called while they do not answer."""
+        """Has machines let in this computer, whose address may have changed; called while they do not answer."""
         return Admission()
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        """Ends some of the machines; those that are gone already are no error."""
+        """Ends some of the `machines`; it is no error if they are gone."""
         raise SkywardError(f"{self.provider.name} cannot end single machines of a pool.")
 
     def warn_with(self, warn: Report) -> None:
-        """Sets who hears of what the user should know while the pool is open."""
+        """Sets who hears what the user should know while the pool is open."""
 
     def close(self, report: Report) -> object:
         """Gives everything back, as `Provider.give_back` does; may be repeated."""
@@ -223,7 +220,7 @@ class Lease:
         self.let_go()
 
     def let_go(self) -> None:
-        """Leaves everything to other processes, such as the watchdog: they may give it back from now on."""
+        """Leaves everything to other processes, such as the watchdog: they may now give it back."""
         if self._held is not None:
             self._held.let_go()
 
@@ -231,13 +228,13 @@ class Lease:
 class Provider(ABC):
     """Gets machines and gives them back. A provider is a frozen dataclass: its fields are its settings.
 
-    Only `offers` and `acquire` have to be written. A provider that rents machines (`rented`) also has `give_back` and
-    `find`; one that can give machines to an open pool (`elastic`) returns a `Lease` of its own, which has `more`,
-    `refresh` and `terminate`.
+    Only `offers` and `acquire` are required. A provider that rents machines (`rented`) also has `give_back` and `find`;
+    one that can give machines to an open pool (`elastic`) returns a `Lease` of its own, which has `more`, `refresh` and
+    `terminate`.
     """
 
     def __repr__(self) -> str:
-        """The settings that are not the default, for providers whose dataclass has no other."""
+        """Settings that are not the default, for providers whose dataclass has no repr."""
         shown = [(field.name, vars(self)[field.name], field.default) for field in fields(cast(Any, self))]
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value, default in shown if value != default)})"
 
@@ -248,7 +245,7 @@ class Provider(ABC):
 
     @property
     def default_nodes(self) -> int:
-        """How many nodes a pool has if its user does not say."""
+        """How many nodes a pool has by default."""
         return 1
 
     @property
@@ -263,22 +260,20 @@ class Provider(ABC):
 
     @property
     def elastic(self) -> bool:
-        """Whether an open pool can get more machines, to replace those that are lost."""
+        """Whether an open pool can get more machines, to replace lost ones."""
         return False
 
     @property
     def replaces_together(self) -> bool:
-        """Whether machines that are lost together are asked for in one `Lease.more`; each alone if not."""
+        """Whether machines that are lost together are replaced by one `Lease.more`, not each alone."""
         return False
 
     @abstractmethod
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
-        """What is available for `count` nodes of `spec`, the first choice first. Creates nothing. Its text is shown to
-        people.
-        """
+        """What is available for `count` nodes of `spec`, first choice first, with text for people. Creates nothing."""
 
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
-        """Whether `count` machines of each of these offers are available, as far as is known; asked by `sky offers`."""
+        """For `sky offers`: whether `count` machines of each of these `offers` are available, as far as is known."""
         return [Availability() for _ in offers]
 
     @abstractmethod
@@ -291,7 +286,7 @@ class Provider(ABC):
         """
 
     def give_back(self, pool: str, report: Report) -> object:
-        """Ends everything that was created for a pool and confirms it; returns a receipt, or None if nothing was.
+        """Ends everything that was created for a `pool` and confirms it; returns a receipt, or None if nothing was.
 
         Called when a lease is closed or, if its process was killed, by another one: it may be repeated, works without
         the ledger, and what is gone is no error. If something is left, it raises `NotGivenBack`. `report` tells the
@@ -300,20 +295,20 @@ class Provider(ABC):
         return None
 
     def find(self) -> list[Leftover]:
-        """Everything that exists for pools of this user, without the ledger. What carries a pool's tag without proof
-        says so in `foreign`; it is listed, never ended.
+        """Everything that exists for pools of this user, without the ledger. What has a pool's tag without proof says
+        so in `foreign`; it is listed, never ended.
         """
         return []
 
     def warmed(self, key: str) -> Provider:
-        """This provider for machines on which the environment of that key may be ready: see `keep`."""
+        """This provider for machines on which the environment of that `key` may be ready: see `keep`."""
         return self
 
     def keep(self, machine: Machine, shell: Shell, cache: str, directory: str) -> str | None:
-        """Keeps the disk of a machine whose environment was just made, for the next pool with the same key.
+        """Keeps the disk of a `machine` whose environment was just made, for the next pool with the same key.
 
-        `shell` runs commands there. `cache` is where the environment lies, `directory` is the pool's, still empty.
-        Returns what to tell the user if it was not kept.
+        `shell` runs commands there. `cache` has the environment, `directory` is the pool's, still empty. Returns what
+        to tell the user if it was not kept.
         """
         return f"{self.name} has no warm starts: Image(warm=True) does nothing there."
 
@@ -322,9 +317,9 @@ class Provider(ABC):
         return []
 
     def discard(self, unused: float = 0.0) -> list[str]:
-        """Deletes what was kept and has been `unused` for that many seconds; returns the ids of it."""
+        """Deletes what was kept and has been `unused` for so many seconds; returns its ids."""
         return []
 
     def reopened(self, metadata: Mapping[str, Any]) -> Provider:
-        """This provider with the settings (`metadata`) that a ledger has of a pool, or that `sky ps` was given."""
+        """This provider with a pool's settings (`metadata`) from a ledger, or those given to `sky ps`."""
         return self

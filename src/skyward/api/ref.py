@@ -1,4 +1,4 @@
-"""A reference to an object that the nodes of a pool keep: `pool.put(obj)`, or the result of `call.keep()`."""
+"""A reference to an object that nodes keep: `pool.put(obj)`, or the result of `call.keep()`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STANDS_FOR = "a Ref stands for an object that the nodes of a pool keep"
 if TYPE_CHECKING:
 
     class _Anything(Any):
-        """A `Ref[T]` is passed where a `T` is wanted; type checkers accept what inherits from Any."""
+        """A `Ref[T]` is passed for a `T`; type checkers accept what inherits from Any."""
 else:
 
     class _Anything:
-        """A Ref that is used like its object is answered with how that is had."""
+        """A Ref that is used like its object explains how to get it."""
 
         def __getattr__(self, name: str) -> Any:
             hint = "" if name.startswith("_") else f": {_STANDS_FOR}. If the object has it: `ref.get().{name}`."
@@ -64,7 +64,7 @@ class Ref(_Anything, Generic[T_co]):
 
     @property
     def size(self) -> int:
-        """How many bytes the object takes, pickled."""
+        """Bytes of the pickled object."""
         return self._size if self.kept is None else self.kept.size
 
     def get(self) -> T_co:
@@ -73,11 +73,11 @@ class Ref(_Anything, Generic[T_co]):
         return self._get()
 
     def drop(self) -> None:
-        """Frees what nodes and this computer keep of the object; letting go of the Ref does the same."""
+        """Frees what nodes and this computer keep of the object, as letting go of the Ref does."""
         self._end()
 
     def check(self) -> None:
-        """Raises if the object is not kept any more."""
+        """Raises if the object is no longer kept."""
         if not self._end.alive:
             again = "put the object again, `pool.put(...)`" if self.kept is None else "call it again"
             raise ValueError(f"{self!r} was dropped: {again}.")
@@ -104,7 +104,7 @@ class Ref(_Anything, Generic[T_co]):
 
 
 def checked_keep(fn: Callable[..., Any], name: str) -> None:
-    """Raises for generators: there is no result that could stay."""
+    """Raises for generators: they have no result to keep."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):

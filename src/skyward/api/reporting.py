@@ -27,8 +27,8 @@ class Report(TypedDict):
 
 
 class Thinned:
-    """Limits the reports of one call to `rate` per second after the first thousand. One that is held back is merged
-    with the next: the newest value of each name stays.
+    """Limits the reports of one call to `rate` per second after the first thousand. A delayed one is merged with the
+    next: the newest value of each name stays.
     """
 
     __slots__ = ("_last", "_left", "_rate", "_then", "held")
@@ -51,7 +51,7 @@ class Thinned:
         return report
 
     def sent(self) -> None:
-        """Until then the report is kept, since a body may be stopped at any moment."""
+        """Until then the report is kept: a body may be stopped at any moment."""
         self._last, self.held = self.held["step"] if self.held else None, None
 
 
@@ -66,9 +66,9 @@ def progress(step: float, total: float | None = None, **metrics: float) -> None:
     `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers; a
     tensor on a GPU is waited for.
 
-    A call may send 1,000 at once and 1,000 per second (5,000 for all processes of a pool together); of more, several
-    become one, with the newest value of each name. Reports travel on stderr: where that is silenced or redirected, they
-    are dropped. Outside a pool it does nothing.
+    A call may send 1,000 at once and 1,000 per second (5,000 for all processes of a pool); further ones are merged,
+    with the newest value of each name. Reports travel on stderr, and are dropped where that is silenced or redirected.
+    Outside a pool it does nothing.
     """
     if _send is None:
         return
@@ -105,7 +105,7 @@ def send_by(send: Callable[[Report], object]) -> None:
 
 
 def _in_fork() -> None:
-    """Held-back reports are the parent's, and the lock may be held forever here."""
+    """Delayed reports are the parent's, and the lock may be held forever here."""
     global _lock
     _lock = threading.RLock()
     _calls.clear()

@@ -1,4 +1,4 @@
-"""Values that must not be shown: the type for them, and which variables' names say that they hold one."""
+"""Values that must not be shown: their type, and which variables' names suggest one."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Secret:
     """A text that is shown nowhere, such as a token or a password; `reveal()` returns it.
 
     Accepted in `Image(env=, shell_vars=)`, `PipIndex(password=)`, arguments of plugins and of calls, which get a
-    Secret. Its repr, str and format are ***, also in the output and the errors that come from nodes. It can be pickled:
-    a pickle that you write to a file holds the value. JSON refuses it.
+    Secret. Its repr, str and format are ***, also in output and errors of nodes. It can be pickled: a pickle in a file
+    holds the value. JSON refuses it.
     """
 
     __slots__ = ("__weakref__", "_hidden")
@@ -55,7 +55,7 @@ class Secret:
 
     @classmethod
     def from_env(cls, name: str) -> Secret:
-        """The value of the variable `name` of this program's environment; an error if it is not set or empty."""
+        """From this program's variable `name`; an error if that is not set or empty."""
         value = os.environ.get(name)
         if value is None or not value.strip():
             state = "is not set" if value is None else "is empty"
@@ -127,7 +127,7 @@ _DIRECTORIES = frozenset({"PWD", "OLDPWD"})  # the shell's own
 
 @lru_cache(4096)
 def looks_secret(name: str) -> bool:
-    """Whether a name suggests a secret; case does not matter."""
+    """Case does not matter."""
     if name in _DIRECTORIES:
         return False
     said = _words(name)
@@ -135,9 +135,7 @@ def looks_secret(name: str) -> bool:
 
 
 def looks_secret_file(name: str) -> bool:
-    """Whether a file's name suggests a secret. `tokens` and `key` are words of machine learning, too: only one token or
-    key counts.
-    """
+    """`tokens` and `key` are words of machine learning, too: only one token or key counts."""
     stem, dot, suffix = name.rpartition(".")
     if dot and stem and suffix.lower() not in _DATA:
         return False
@@ -160,9 +158,9 @@ _SHORTEST = 4
 """Shorter texts occur in too many others to be searched for."""
 _SHORTEST_LINE = 8
 _SHORTEST_ANYWHERE = 8
-"""Shorter texts are hidden only as words of their own: `test` not in `testing`."""
+"""Shorter texts are hidden only as whole words: `test` not in `testing`."""
 _ESCAPE = re.compile(r"(\\[abfnrtv0]|%[0-9A-Fa-f]{2}|\x1b\[[0-9;]{0,16}m)\Z")
-"""Ends in a letter or a figure, but is no part of the word that follows: a line end in quotes, a space, a colour."""
+"""Ends in a letter or a figure, but is no part of the next word: a line end in quotes, a space, a colour."""
 _PICKLED = b"skyward.api.secret"
 _CHUNK = 16 << 20
 _OVERLAP = 1 << 16  # a secret may lie across the end of a chunk
@@ -212,7 +210,7 @@ def hide(text: str) -> str:
 
 
 def hide_beginning(text: str) -> str:
-    """As `hide`, for a text that continues later: *** also stands for the beginning of a value at its end."""
+    """As `hide`, for a text that continues: *** also replaces the beginning of a value at its end."""
     text = hide(text)
     for form in _forms_now:
         for length in range(min(len(form) - 1, len(text)), _SHORTEST - 1, -1):
@@ -230,7 +228,7 @@ def hide_bytes(data: bytes) -> bytes:
 
 
 def holds_secret(buffers: Iterable[bytes | bytearray | memoryview]) -> bool:
-    """Whether one of them makes a Secret when it is unpickled, or has the value of one that is known here."""
+    """Whether one unpickles to a Secret, or has the value of a known one."""
     for buffer in buffers:
         for at in range(0, len(buffer), _CHUNK):
             content = bytes(buffer[at : at + _CHUNK + _OVERLAP])
@@ -323,7 +321,7 @@ def installer_environment(environ: Mapping[str, str], *, repositories: bool = Fa
 
 
 def slurm_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the commands of Slurm need to find the cluster, and the login for it."""
+    """What Slurm's commands need to find the cluster, and its login."""
     return {
         name: value
         for name, value in environ.items()
@@ -333,7 +331,7 @@ def slurm_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def ssh_environment(environ: Mapping[str, str], logins: Collection[str] = ()) -> dict[str, str]:
-    """All but what looks like a secret, and `logins`: ssh's own settings may start any program."""
+    """All but `logins` and what looks like a secret: ssh's settings may start any program."""
     return {
         name: value
         for name, value in environ.items()

@@ -64,13 +64,13 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
     """This rank's part of each of `data`: every N-th element, or with `drop_last` one of N equal blocks.
 
     A pool has N ranks: one per node, or as many as `processes_per_node` says. All parts together hold every element
-    once. Where the length is no multiple of N, some parts are longer by one; ranks that train together then wait for
-    each other for ever. `drop_last` leaves out the rest of the division, `pad` repeats elements from the start until
-    all parts are equally long.
+    once. If the length is no multiple of N, some parts are longer by one; ranks that train together then wait for each
+    other for ever. `drop_last` leaves out the remainder, `pad` repeats elements from the start until all parts are
+    equally long.
 
     `shuffle` permutes first, the same way on every rank for the same `seed` and length. Several arrays must be equally
-    long; their parts come as a tuple and still correspond. `node` and `total_nodes` stand in for the rank and how many
-    there are. Outside a pool the part is everything.
+    long; their parts come as a tuple and still correspond. `node` and `total_nodes` replace the rank and the number of
+    ranks. Outside a pool the part is everything.
 
     The type is kept, and only this part is copied: lists, tuples, strings, arrays and tensors along their first axis,
     objects of pandas and pyarrow, Hugging Face datasets (each split of a `DatasetDict`). Without `shuffle` and `pad`, a

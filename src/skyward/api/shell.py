@@ -13,7 +13,7 @@ __all__ = ["Access", "Finished", "JoinTarget", "PodTarget", "Process", "Shell", 
 
 @dataclass(frozen=True)
 class SshTarget:
-    """A machine as the ssh program is told of it; what is left out comes from the user's own ssh settings."""
+    """For the ssh program; what is left out comes from the user's own ssh settings."""
 
     host: str
     user: str | None = None
@@ -22,11 +22,11 @@ class SshTarget:
     host_keys: Literal["strict", "accept-new"] = "strict"
     known_hosts: str | None = None
     config: bool = True
-    """Whether the user's ~/.ssh/config counts; machines of a cloud are reached without it."""
+    """Whether the user's ~/.ssh/config counts; not for machines of a cloud."""
     proxy: str | None = None
-    """The command that carries ssh's bytes there, as in its option ProxyCommand; without one it connects itself."""
+    """The command that carries ssh's bytes there, as in its option ProxyCommand."""
     proxy_logins: tuple[str, ...] = ()
-    """Variables with secrets that this command needs; ssh is started without any others."""
+    """Variables with secrets that this command needs; ssh gets no others."""
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}" if self.user else self.host
@@ -34,7 +34,7 @@ class SshTarget:
 
 @dataclass(frozen=True)
 class JoinTarget:
-    """A machine that has connected to us: the place that it has in a pool, and what it calls itself."""
+    """A machine that has connected to us: its place in a pool, and what it calls itself."""
 
     pool: str
     place: int
@@ -47,12 +47,12 @@ class JoinTarget:
 
 @dataclass(frozen=True)
 class PodTarget:
-    """A pod as the program kubectl is told of it."""
+    """For the program kubectl."""
 
     pod: str
     namespace: str
     context: str | None = None
-    """Which cluster, and as whom; None: as kubectl finds out by itself inside a cluster."""
+    """Which cluster, and as whom; None: as kubectl finds out inside a cluster."""
 
     def __str__(self) -> str:
         return self.pod
@@ -63,25 +63,25 @@ class Access:
     """How a provider's machines are reached, beyond their addresses."""
 
     lease: float = 900.0
-    """How many seconds machines continue without hearing from us; it means nothing on this computer."""
+    """Seconds that machines continue without hearing from us; means nothing on this computer."""
     ssh_timeout: float = 60.0
     network: Literal["auto", "mesh", "star"] = "auto"
     lease_file: str | None = None
-    """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
+    """A file on each machine that must be touched within every lease, or the machine shuts down."""
     notices: Callable[[], float] | None = None
     """Runs in each machine's agent until the machine is about to be taken away; returns the seconds left. A function of
     a module that nodes have: it is sent by name.
     """
     settle: Callable[[Shell, SshTarget], str | None] | None = None
-    """Called once a machine accepts our login, while the rest is set up; the user sees what it returns."""
+    """Called once a machine accepts our login, during setup; the user sees what it returns."""
     prepare: Callable[[Shell, str], tuple[dict[str, str], str | None]] | None = None
     """Called with a machine's id after login, before setup: returns variables for all processes there, and what the
     user sees.
     """
     login: str = ""
-    """Which setting names the user who logs in: part of the message about machines that refuse the login."""
+    """Which setting names the user who logs in, for the message about refused logins."""
     local: bool = False
-    """Whether the machines are this computer: they end when it ends, share its disk, and need no lease."""
+    """Whether the machines are this computer: they end with it, share its disk, and need no lease."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class Shell(Protocol):
     def name(self) -> str: ...
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Makes the machine reachable, or says why it is not; tries until `deadline` (monotonic). A machine that is
-        `booting` may refuse us for a while. `report` gets why it is tried again.
+        """Makes the machine reachable, or says why it is not; tries until `deadline` (monotonic). A `booting` machine
+        may refuse for a while. `report` gets why it retries.
         """
         ...
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """Starts a program with pipes, out of reach of Ctrl-C in our terminal."""
+        """With pipes, out of reach of Ctrl-C in our terminal."""
         ...
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished: ...
@@ -131,12 +131,12 @@ class Shell(Protocol):
         ...
 
     def reach(self, host: str, port: int) -> socket.socket:
-        """A connection to an address that the machine itself can connect to."""
+        """To an address that the machine itself can connect to."""
         ...
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """What another process of this computer runs to have `argv` run there, once we are gone. Empty if the machine
-        runs it by itself.
+        """What another process of this computer runs for `argv` to run there, once we are gone. Empty if the machine
+        does it itself.
         """
         ...
 

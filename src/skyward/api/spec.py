@@ -188,17 +188,17 @@ class Transfer:
     """How many files were copied, and how many were there already."""
 
     files: int
-    """Files that were copied; of several nodes, those of all of them for `pull`, and each file once for `push`."""
+    """Files that were copied; `pull` counts those of all nodes, `push` each file once."""
     bytes: int
-    """How much was copied, in bytes; what an earlier attempt had copied of a file does not count."""
+    """Bytes copied now; what an earlier attempt copied does not count."""
     unchanged: int
-    """Files that were there already, with the same size and the same time of last change."""
+    """Files that were there already, with the same size and time of last change."""
     left_out: tuple[str, ...] = ()
     """What was not copied, and why: links that lead out of the folder, sockets, pipes, devices, nodes without it."""
 
 
 class Ranks:
-    """The ranks of a pool whose nodes have `counts` processes each; a node that is missing has none."""
+    """The ranks of a pool whose nodes have `counts` processes each; a missing node has none."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)

@@ -22,7 +22,7 @@ class Frame:
 
     @property
     def short(self) -> str:
-        """The file as people call it: from its package on, or relative to the current directory."""
+        """The file from its package on, or relative to the current directory."""
         for name in _STANDARD:
             if name in self.file:
                 return self.file.rpartition(name)[2]
@@ -31,13 +31,13 @@ class Frame:
 
     @property
     def of_user(self) -> bool:
-        """Whether it is in a file that no package and no part of Python brought."""
+        """Whether its file belongs to no package and is no part of Python."""
         return self.file.startswith("/") and not any(name in self.file for name in ("/lib/python3", *_STANDARD))
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where one body stands, or what a process does that has none."""
+    """Where one body is, or what a process without one does."""
 
     rank: int
     node: int
@@ -48,14 +48,14 @@ class Stack:
     seconds: float = 0.0
     """How long the body has run."""
     cpu_seconds: float = 0.0
-    """CPU time that its process and the processes it started have used so far, over all calls."""
+    """CPU time of its process and what that started, over all calls."""
     frames: tuple[Frame, ...] = ()
     """The outermost first, as in a traceback."""
     problem: str = ""
 
     @property
     def place(self) -> Frame | None:
-        """The user's own line: the innermost frame that is in no package."""
+        """The user's own line: the innermost frame outside packages."""
         own = [frame for frame in self.frames if frame.of_user]
         return own[-1] if own else self.frames[-1] if self.frames else None
 
