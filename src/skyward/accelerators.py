@@ -1,4 +1,4 @@
-"""The catalogue of accelerators: every line is a record that can be looked up by name and called as a factory."""
+"""The catalogue of accelerators: records that can be looked up by name and called as factories."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Accelerator:
     """Accelerators of one kind on each node: `sky.Accelerator("A100", "80GB", count=8)`, as text "A100-80GB:8".
 
     Args:
-        name: of the model, such as "H100"; `sky.accelerators` has those that are known.
+        name: of the model, such as "H100"; `sky.accelerators` has the known ones.
         memory: of each, such as "80GB". Default: the usual one, and every variant of the model will do.
         count: how many per node. Default: 1.
         metadata: facts about a model that is not in the catalogue. Default: the catalogue's.
@@ -117,7 +117,7 @@ class Accelerator:
 
     @property
     def memory_gb(self) -> int:
-        """Memory of one of them in GB, 0 where it is not known."""
+        """Of one of them, in GB; 0 if unknown."""
         return _gigabytes(self.name, self.memory) if self.memory else 0
 
     @property

@@ -122,15 +122,15 @@ class NestedPoolError(SkywardError, RuntimeError):
 
 
 class NotSerializable(SkywardError, TypeError):
-    """Something that cannot travel to a node, with the path that leads to it."""
+    """Something that cannot travel to a node, and the path that leads to it."""
 
 
 class TaskError(SkywardError):
-    """A call that failed, other than by an exception of its function, which keeps its own type."""
+    """A call that failed, other than by an exception of its function."""
 
 
 class ResultNotSerializable(NotSerializable, TaskError):
-    """The body ran to its end, but its result cannot be sent home."""
+    """The body ran to its end, but its result cannot be sent back."""
 
 
 class ResultTooLarge(TaskError):
@@ -269,7 +269,7 @@ class NodeLost(TaskError):
 
 
 class RefLost(TaskError):
-    """A result that was kept on a node is gone with it, and its call may not be started again."""
+    """A result that was kept on a node is lost with it, and its call may not be restarted."""
 
     def __init__(self, task: str, node: int, reason: str = "") -> None:
         super().__init__(task, node, reason)
@@ -283,7 +283,7 @@ class RefLost(TaskError):
 
 
 class Preempted(TaskError):
-    """Raised by a body that gives up since its machine is being taken away; within `retries` it is run again."""
+    """Raise it in a body whose machine is being taken away; within `retries` the body is run again."""
 
     def __init__(self, message: str = "gave up, since the machine is being taken away") -> None:
         super().__init__(message)
@@ -311,7 +311,7 @@ class NodeDiskFull(TaskError):
 
 
 class FilesLost(TaskError):
-    """A file with a large argument or an object of the pool was removed by somebody else."""
+    """Somebody else removed a file with a large argument or an object of the pool."""
 
     def __init__(self, what: str, path: str) -> None:
         super().__init__(what, path)
@@ -326,7 +326,7 @@ class FilesLost(TaskError):
 
 
 class TransferError(SkywardError, OSError):
-    """A file could not be copied by `pool.push` or `pool.pull`; `node` is None if the reason is on this computer."""
+    """`pool.push` or `pool.pull` could not copy a file; `node` is None if the reason is on this computer."""
 
     def __init__(self, node: int | None, path: str, reason: str, errno: int = 0) -> None:
         Exception.__init__(self, node, path, reason, errno)  # OSError's own takes others
@@ -372,7 +372,7 @@ class PythonMismatch(BootstrapError):
 
 
 class AcceleratorMismatch(BootstrapError):
-    """A node has other accelerators than were asked for, too few of them, or none; nothing was run on it."""
+    """A node has other accelerators than requested, too few, or none; nothing was run on it."""
 
 
 class HostUnreachable(BootstrapError):
@@ -384,7 +384,7 @@ class ClockSkew(BootstrapError):
 
 
 class HostKeyMismatch(BootstrapError):
-    """The host's key is not the one that is known, or none is known; nothing was sent to it."""
+    """The host's key is not the known one, or none is known; nothing was sent to it."""
 
 
 class AuthenticationFailed(BootstrapError):
@@ -416,7 +416,7 @@ class SharedError(SkywardError):
 
 
 class SharedTimeout(SharedError, TimeoutError):
-    """Nothing came within the time-out; says who holds the lock, or who is missing at the barrier."""
+    """Nothing came before the timeout; says who holds the lock, or who is missing at the barrier."""
 
 
 class BarrierBroken(SharedError, RuntimeError):
@@ -431,11 +431,11 @@ class BarrierBroken(SharedError, RuntimeError):
 
 
 class LockLost(SharedError, RuntimeError):
-    """The lock is no longer held by this process: another one may have held it since."""
+    """This process no longer holds the lock: another one may have held it since."""
 
 
 class SharedLost(SharedError):
-    """The collections of this pool are empty again: node 0, which kept them, was lost or restarted."""
+    """The collections of this pool are empty: node 0, which kept them, was lost or restarted."""
 
 
 class SharedTooLarge(SharedError, ValueError):
@@ -447,7 +447,7 @@ class CloudError(SkywardError):
 
 
 class NoOffer(CloudError):
-    """Nothing that is on offer fits; says what came near and why it does not."""
+    """No offer fits; says what came near and why it does not."""
 
     def __init__(self, wish: str, where: str, reasons: Sequence[str] = ()) -> None:
         super().__init__(wish, where, tuple(reasons))
@@ -465,7 +465,7 @@ class NoOffer(CloudError):
 
 
 class NoCapacity(CloudError):
-    """Everything that fits was tried, and none of it is available; nothing was left running."""
+    """Everything that fits was tried, and none is available; nothing was left running."""
 
     def __init__(self, wish: str, attempts: Sequence[str]) -> None:
         super().__init__(wish, tuple(attempts))
@@ -493,7 +493,7 @@ class NoneAvailable(NoCapacity):
 
 
 class NoPlace(NoCapacity):
-    """A cluster of the user's has not given as many places as were asked for; nothing was left running there."""
+    """A cluster of yours gave fewer places than requested; nothing was left running there."""
 
     def __str__(self) -> str:
         return f"{self.wish}: {'; '.join(self.attempts)}. Nothing was left running."
@@ -525,7 +525,7 @@ class CloudRefused(CloudError):
 
     @property
     def unanswered(self) -> bool:
-        """Whether the call may have been carried out all the same."""
+        """Whether the call may have been carried out nevertheless."""
         return self.kind == "server"
 
     def __str__(self) -> str:
@@ -585,7 +585,7 @@ class PermissionDenied(CloudRefused):
 
 
 class QuotaExceeded(CloudRefused):
-    """A quota of the account is used up; other places in the same region would be refused as well."""
+    """A quota of the account is used up; other places in the same region would refuse, too."""
 
     def __init__(self, action: str, code: str, message: str, region: str, kind: str = "quota", quota: str = "") -> None:
         super().__init__(action, code, message, region, kind)

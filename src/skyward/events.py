@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PoolOpening(Event):
-    """Machines are being got and set up."""
+    """The pool gets its machines and sets them up."""
 
     nodes: int
     provider: str
@@ -55,7 +55,7 @@ class PoolOpening(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodePhase(Event):
-    """A node began a step of its set-up; `node` is None for steps of all."""
+    """A node began a setup step; `node` is None for steps of all."""
 
     node: int | None
     phase: str
@@ -63,19 +63,19 @@ class NodePhase(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodePlaced(Event):
-    """A node is started on a machine; `sky ssh` reads here how to get a shell there. No secret is in it."""
+    """A node is started on a machine; for `sky ssh`. It holds no secret."""
 
     node: int
     machine: str
-    """What the machine is called."""
+    """The machine's name."""
     directory: str
     """Where bodies start there."""
     environment: str = ""
-    """The directory of the environment that they run in; empty for the one of this program."""
+    """The directory of their environment; empty for this program's own."""
     ssh: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What `api.shell.SshTarget` has, where ssh is the way."""
+    """The fields of `api.shell.SshTarget`, where ssh is the way."""
     shell_command: str = ""
-    """What gives a shell there where ssh is not the way."""
+    """What gives a shell where ssh is not the way."""
     local: bool = False
     """Whether the machine is this computer."""
 
@@ -91,12 +91,12 @@ class PoolOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolCost(Event):
-    """What the machines cost from now on; not sent where they cost nothing."""
+    """What the machines cost from now on; not sent for free ones."""
 
     hourly: float
-    """Dollars per hour for all of them, with disks and public addresses; infinite where a price is unknown."""
+    """Dollars per hour for all, with disks and public addresses; infinite if a price is unknown."""
     budget: float | None = None
-    """Dollars that they may cost in all, if that was said."""
+    """Dollars that they may cost in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,14 @@ class CallEnded(Event):
     seconds: float
     rank: int | None = None
     error: str = ""
-    """What it failed with: type and message, then the traceback where there is one."""
+    """Type and message, then the traceback if there is one."""
     attempt: int = 0
     arguments: str = ""
     """What it was called with, shortened."""
     items: int = 1
-    """How many items of `pool.map` it had; 1 for other calls."""
+    """Items of `pool.map`; 1 for other calls."""
     failed_items: int = 0
-    """How many of them have failed, if `return_exceptions` lets the others continue."""
+    """How many of them failed, if `return_exceptions` lets the others continue."""
     group: str = ""
     """The same for all ranks of a broadcast."""
     waited: float = 0.0
@@ -152,25 +152,24 @@ class CallEnded(Event):
 
     @property
     def done(self) -> int:
-        """How many calls it counts as that have ended well: every item is one."""
+        """Calls that it counts as having ended well: every item is one."""
         return self.items - self.failed_items if self.failed_items or self.outcome == "ok" else 0
 
     @property
     def failed(self) -> int:
-        """How many calls it counts as that have failed."""
+        """Calls that it counts as failed."""
         return self.failed_items or int(self.outcome not in ("ok", "cancelled"))
 
 
 EndOfCall = tuple[str, str, int, str, float, int | None, str, int, str, int, int, str, float]
-"""What a `CallEnded` says, in its order and without its pool: made into one only for those who read it."""
+"""The fields of a `CallEnded` without its pool: the event is made only for those who read it."""
 KeepEnd = Callable[[EndOfCall], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Output(Event):
-    """One line that a node's process (`rank`) wrote, without its line end. `call` is None where it is unknown (C code
-    beside threads). `progress` marks a line that a carriage return will overwrite; its last state comes as an
-    ordinary line.
+    """One line of a node's process (`rank`), without its line end. `call` is None where it is unknown (C code beside
+    threads). `progress` marks a line that a carriage return will overwrite; its last state is an ordinary line.
     """
 
     node: int
@@ -183,7 +182,7 @@ class Output(Event):
 
 @dataclass(frozen=True, slots=True)
 class Log(Event):
-    """A record that a body has logged, where this program has handlers."""
+    """A record that a body logged, where this program has handlers."""
 
     node: int
     logger: str
@@ -203,24 +202,24 @@ class Warned(Event):
 
     node: int
     kinds: tuple[str, ...]
-    """Its category and the classes that this comes from, as `module:name`."""
+    """Its category and base classes, as `module:name`."""
     text: str
     path: str
     line: int
     source: str
-    """The line of code that it is about, if that is known."""
+    """Its line of code, if known."""
     call: str | None = None
     rank: int | None = None
 
     @property
     def category(self) -> str:
-        """The name of its category, such as `UserWarning`."""
+        """Such as `UserWarning`."""
         return self.kinds[0].rpartition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress(Event):
-    """A body has reported progress, with `sky.progress`."""
+    """A body reported progress, with `sky.progress`."""
 
     node: int
     step: float
@@ -248,12 +247,12 @@ class GroupProgress(Event):
 
     @property
     def rate(self) -> float:
-        """How many have ended per second, well or not."""
+        """How many end per second, well or not."""
         return (self.done + self.failed) / self.seconds if self.seconds else 0.0
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest will take at this rate; None while unknown."""
+        """Seconds for the rest at this rate; None while unknown."""
         if self.over:
             return 0.0
         ended = self.done + self.failed
@@ -262,12 +261,10 @@ class GroupProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """How busy a GPU is, other programs included; None where its driver does not say (such as the use
-    of a MIG slice).
-    """
+    """How busy a GPU is, other programs included; None where its driver does not say (as of a MIG slice)."""
 
     index: int
-    """Its number on its machine, as `nvidia-smi` counts."""
+    """As `nvidia-smi` counts on its machine."""
     name: str
     utilization: float | None = None
     """Per cent of the time in which the GPU had something to do."""
@@ -282,8 +279,8 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class NodeSample(Event):
-    """How busy a node is: CPU in per cent of one core, memory in bytes, of the node's own processes. Sent about once
-    per second. `gpus` is empty until they have answered.
+    """How busy a node's own processes are, about once per second: CPU in per cent of one core, memory in bytes. `gpus`
+    is empty until they have answered.
     """
 
     node: int
@@ -295,7 +292,7 @@ class NodeSample(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeDown(Event):
-    """A node, or the process that speaks for it, is gone."""
+    """A node, or its agent, is gone."""
 
     node: int
     reason: str
@@ -332,7 +329,7 @@ class BroadcastStalled(Event):
     waiting: tuple[int, ...]
     """The ranks that have not returned."""
     text: str
-    """Which ranks have returned, where the others stand, and the likely cause."""
+    """Which ranks have returned, where the others are, and the likely cause."""
     stacks: Stacks
 
 
@@ -347,7 +344,7 @@ class PoolClosed(Event):
 
     seconds: float
     calls: int
-    """How many calls have ended, in any way; every item of `pool.map` is one."""
+    """How many ended, in any way; every item of `pool.map` is one."""
     failed: int = 0
     stopped: int = 0
-    """How many neither returned nor failed: they were cancelled, or ended with the block or the pool."""
+    """How many neither returned nor failed: cancelled, or ended with the block or the pool."""

@@ -27,7 +27,7 @@ Table = Literal["metrics", "calls", "output"]
 
 @dataclass(frozen=True)
 class CallRecord:
-    """One call, as it went: times in seconds since 1970, `seconds` None while it runs."""
+    """Times in seconds since 1970; `seconds` is None while it runs."""
 
     id: str
     name: str
@@ -40,9 +40,9 @@ class CallRecord:
     attempt: int = 0
     error: str = ""
     items: int = 1
-    """How many items of `pool.map` it had; 1 for other calls."""
+    """Items of `pool.map`; 1 for other calls."""
     failed_items: int = 0
-    """How many of them have failed, if `return_exceptions` let the others continue."""
+    """How many of them failed, if `return_exceptions` lets the others continue."""
     group: str = ""
     """The same for all ranks of a broadcast."""
     waited: float = 0.0
@@ -50,7 +50,7 @@ class CallRecord:
 
     @property
     def failed(self) -> int:
-        """How many calls it counts as that have failed: every item is one."""
+        """Calls that it counts as failed: every item is one."""
         return self.failed_items or int(self.outcome not in ("ok", "running", "cancelled"))
 
     @property
@@ -72,7 +72,7 @@ class Metric:
 
 
 class History:
-    """The events of one pool, in their order, and what follows from them."""
+    """The events of one pool, in order, and what follows from them."""
 
     def __init__(self, pool: str, found: Iterable[Event] = (), id: str = "", running: bool = False) -> None:
         self.pool, self.id, self.running = pool, id or pool, running
@@ -97,7 +97,7 @@ class History:
 
     @property
     def nodes(self) -> int:
-        """How many nodes were asked for."""
+        """How many nodes were requested."""
         return self._state.requested
 
     @property
@@ -106,11 +106,11 @@ class History:
         return self._state.provider
 
     def calls(self) -> list[CallRecord]:
-        """Every call that began, as its last attempt went; those that run have no `seconds` yet."""
+        """Every call that began, by its last attempt; running ones have no `seconds` yet."""
         return list({call.id: call for call in self.attempts()}.values())
 
     def attempts(self) -> list[CallRecord]:
-        """Every attempt of every call, also those that were lost with their node and tried again."""
+        """Every attempt of every call, also those lost with their node and repeated."""
         return [
             CallRecord(
                 *(a.id, a.name, a.arguments, a.node, a.rank, a.began, a.seconds, a.outcome, a.attempt),
@@ -133,12 +133,12 @@ class History:
 
     @property
     def price_known(self) -> bool:
-        """Whether the price of all machines was known all the time."""
+        """Whether the price of all machines was always known."""
         return self._state.price_known
 
     @property
     def priced(self) -> bool:
-        """Whether its machines have a price, as those of clouds have."""
+        """Whether its machines have a price, as clouds' have."""
         return self._state.priced
 
     def cost(self, now: float | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Nodes beside the workers of a dask cluster that exists.
+"""Nodes beside the workers of an existing dask cluster.
 
     workers that the scheduler knows -> places -> an actor on each -> its program joins the pool -> machines
 
@@ -86,8 +86,8 @@ def free_places(workers: Sequence[Worker], per: Per, taken: Collection[Worker]) 
 
 
 def more_tasks(workers: Sequence[Worker], missing: int, submitted: int) -> int:
-    """How many more tasks have to wait so that an adaptive cluster, which wants a worker per average threads, starts
-    the missing workers.
+    """How many more tasks must wait for an adaptive cluster, which wants a worker per average threads, to start the
+    missing workers.
     """
     threads = sum(worker.threads for worker in workers) / len(workers) if workers else 1.0
     return max(0, min(_MOST_TASKS, math.ceil(threads * (len(workers) + missing))) - submitted)
@@ -288,7 +288,7 @@ def _actor_class() -> type:
 
 
 def _waiting_function() -> Callable[[str, bool], None]:
-    """A task that waits until nobody wants it. One that `stays` leaves dask's threads to others; adaptive clusters
+    """A task that waits until nobody needs it. One that `stays` leaves dask's threads to others; adaptive clusters
     never take a worker with such a task, unlike one with an actor alone.
     """
 
@@ -338,8 +338,8 @@ class Dask(Provider):
     Args:
         cluster: a dask cluster, a `Client` (which stays open), or the address of a scheduler.
         per: "machine": one node for each machine that has workers; "worker": one for each worker. Default: "machine".
-        security: dask's `Security` for an address with TLS; a cluster or a client brings its own. Default: none.
-        lease: seconds for which nodes continue when they hear nothing from you; then they end everything. Default: 900.
+        security: dask's `Security` for an address with TLS; a cluster or a client has its own. Default: none.
+        lease: seconds for which nodes continue without hearing from you; then they end everything. Default: 900.
     """
 
     cluster: Any

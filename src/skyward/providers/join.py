@@ -35,15 +35,15 @@ __all__ = ["Join"]
 class Join(Provider):
     """Machines on which you, or any scheduler, run a command that the pool prints; it waits until they have joined.
 
-    The command is `python3 FILE`, where FILE is written by the pool: it holds a program without dependencies, and a
-    secret, so give it to nobody else. Machines with Skyward can run `sky join --file FILE` instead. A machine that is
-    lost is replaced by running the command once more, on any machine: it gets a place 20 s after the loss.
+    The command is `python3 FILE`. The pool writes FILE, a program without dependencies, with a secret: give it to
+    nobody else. Machines with Skyward can run `sky join --file FILE` instead. To replace a lost machine, run the
+    command once more, on any machine: it gets a place 20 s after the loss.
 
     Args:
         nodes: how many machines are waited for. Default: 1.
         login: a host that both you and the machines reach, such as "user@login.example.org", if the machines cannot
             connect to this computer. You reach it by ssh. Default: none, the machines connect to this computer.
-        port: the port at which they connect, of this computer or of the login host, for firewalls that let only some
+        port: the port at which they connect, of this computer or the login host, for firewalls that let only some
             through. Default: 0, any that is free.
         addresses: the names or addresses by which machines reach this computer, or the login host. Default: all that
             it has.
@@ -126,7 +126,7 @@ class Join(Provider):
 
 
 def write_file(text: str, path: Path) -> None:
-    """The program that joins, with the secret; refused where others could put another program."""
+    """With the secret; refused where others could put another program."""
     try:
         private.make(path.parent)
     except private.NotPrivate as exc:
@@ -145,7 +145,7 @@ class _JoinLease(JoinedLease):
         self._path = path
 
     def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
-        """In place of machines that were lost, or did not come in time."""
+        """Replaces machines that were lost, or did not come in time."""
         waiting = f"waiting for another machine: python3 {self._path}"
         places = self.arrivals.vacant(count)
         return self.arrivals.wait(places, time.monotonic() + timeout, report, failed=lambda: report(waiting))

@@ -24,7 +24,7 @@ _MOST = 500
 )
 @dataclass(frozen=True)
 class Local(Provider):
-    """Nodes on this computer; what a pool uses when no provider is given."""
+    """Nodes on this computer; the default provider."""
 
     @property
     def access(self) -> Access:

@@ -60,7 +60,7 @@ class SSH(Provider):
     """Your own hosts, as nodes.
 
     Args:
-        hosts: names, addresses or aliases of ~/.ssh/config, each as `ssh` takes it, or "user@host:port"; one a node.
+        hosts: names, addresses or aliases of ~/.ssh/config, each as `ssh` takes it, or "user@host:port"; one per node.
         user: who logs in, where a host does not say. Default: as ssh's settings say.
         port: the port of sshd, where a host does not say. Default: as ssh's settings say, else 22.
         key: the path of a private key, where a host does not say. Default: your agent's, or as ssh's settings say.
@@ -69,9 +69,9 @@ class SSH(Provider):
         known_hosts: the file with the keys of hosts. Default: ssh's own, ~/.ssh/known_hosts.
         network: whether hosts reach each other: "auto" finds out, "mesh" requires it, "star" does without. Default:
             "auto".
-        ssh_timeout: seconds for which a host that does not answer is tried; one that refuses connections is tried for
-            10. Default: 60.
-        lease: seconds for which hosts continue when they hear nothing from you; then they end everything. Default: 900.
+        ssh_timeout: seconds for which a silent host is tried; one that refuses connections is tried for 10. Default:
+            60.
+        lease: seconds for which hosts continue without hearing from you; then they end everything. Default: 900.
     """
 
     hosts: Sequence[str | SshTarget]

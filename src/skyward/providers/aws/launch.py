@@ -328,7 +328,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """In the order of `tries`."""
+    """Tried in the order of `tries`."""
 
     count: int
     offers: Sequence[CloudOffer]

@@ -69,14 +69,14 @@ class AWS(Provider):
         instance_types: types to choose from, such as ["g5.xlarge", "g6.*"]. Default: any.
         ami: the id of a machine image. Default: Ubuntu, with accelerators AWS's Deep Learning Base image.
         ubuntu_version: which Ubuntu, if no `ami` is given. Default: "24.04".
-        username: the user of the image, who may use sudo. Default: the one that images of its distribution have.
+        username: the image's user, who may use sudo. Default: that of its distribution.
         subnet_id: your own subnet, or several. Default: those of the default VPC.
         security_group_id: your own group, which is not changed. Default: one is made.
         instance_profile: a role for your code, by name or ARN. Default: none.
         use_private_ip: whether this computer reaches the private addresses of the VPC. Default: False.
         via: how ssh gets there: "ssm" or "eice", with the program `aws`. Default: None, to their address.
         ssh_from: the addresses that may reach port 22, as "203.0.113.0/24". Default: this computer's, as it changes.
-        address_service: a URL that answers with the address from which it is asked. Default: one of AWS.
+        address_service: a URL that answers with the caller's address. Default: one of AWS.
         root_disk_gb: size of the disk in GB. Default: 50, or what the image needs.
         root_disk_throughput: its speed in MiB/s, 125 to 2000. Default: 125, where the image is large 300.
         burstable: whether t3, t3a and t4g may be chosen without being named. Default: False.
@@ -84,8 +84,8 @@ class AWS(Provider):
         capacity_reservation: the id of a reservation or capacity block, into which all are launched. Default: none.
         efa: whether machines use EFA. Default: None: several with NVIDIA GPUs do, where type, image and group have it.
         placement_group: whether machines are placed close together. Default: None: those with accelerators are.
-        lease: a machine ends itself when nobody has renewed its lease for so many seconds. Default: 900.
-        ssh_timeout: seconds that a machine which runs may take until it lets us in. Default: 300.
+        lease: seconds after which a machine ends itself when nobody has renewed its lease. Default: 900.
+        ssh_timeout: seconds that a running machine may take to let us in. Default: 300.
         tags: more tags for all that is created, as a dict. Default: none.
         owner: whose pools these are, in tags. Default: the login's ARN.
         request_timeout: seconds that AWS may take for an answer. Default: 60.
@@ -174,7 +174,7 @@ class AWS(Provider):
     def acquire(
         self, spec: Spec, pool: str, count: int | None = None, timeout: float = 300, report: Report | None = None
     ) -> AwsLease:
-        """Running machines for a new pool. If it fails, nothing is left, or `NotGivenBack` says what is."""
+        """If it fails, nothing is left, or `NotGivenBack` says what is."""
         here = _at(self, spec)
         api = _api(here, report)
         wanted = _wanted(here, api, spec, _count(spec, count), timeout)
@@ -184,8 +184,8 @@ class AWS(Provider):
     # closing, and what is left
 
     def give_back(self, pool: str, report: Report | None = None) -> CloudReceipt:
-        """Ends everything of a pool and confirms it; may be repeated, and works without the ledger. What is not proven
-        to be the pool's is left alone.
+        """Confirms it; may be repeated, and works without the ledger. What is not proven to be the pool's is left
+        alone.
         """
         with given_back(pool) as ledger:
             here = self if ledger is None else _recorded(self, ledger.history.metadata, ledger.history.region)

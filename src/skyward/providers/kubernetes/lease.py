@@ -1,4 +1,4 @@
-"""The Job of an open pool: waiting for its pods with the reason, others for those that are lost, and its end."""
+"""The Job of an open pool: waits for its pods and says why, replaces lost ones, and ends it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PodMachine(JoinedMachine):
 
 
 def listed(kubectl: Kubectl, pool: str | None = None) -> tuple[list[JobState], list[PodState]]:
-    """The Jobs and pods of a pool, or of all."""
+    """Those of a pool, or of all."""
     return parse(kubectl.read("listing Jobs and pods", "get", "jobs,pods", f"--selector={selector(pool)}"))
 
 
@@ -77,7 +77,7 @@ class PodLease(Lease):
                 self._awaited -= count
 
     def wait(self, count: int, timeout: float, report: Report, least: int | None = None) -> Sequence[PodMachine]:
-        """`count` pods that run, or after `timeout` seconds `least`; an error says what they wait for."""
+        """`count` running pods, or after `timeout` seconds `least`; an error says what they wait for."""
         deadline, waiting, unpulled = time.monotonic() + timeout, Waiting(timeout, report), 0.0
         for pause in pauses():
             pods, late = self._pods(report), waiting.over
@@ -113,7 +113,7 @@ class PodLease(Lease):
         return [replace(m, left=reason(m)) if isinstance(m, PodMachine) and not m.left else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        """Ends single pods: that with the highest number by making the Job smaller, so that none takes its place."""
+        """Ends single pods: the one with the highest number by shrinking the Job, so that none replaces it."""
         for machine in machines:
             if machine.joined is not None and self.arrivals is not None:
                 self.arrivals.dismiss(machine.joined.place)
@@ -145,7 +145,7 @@ class PodLease(Lease):
         _answered(lambda: self._kubectl.run(action, *words), log.info, "the Job stays as it is")
 
     def _make_room(self, count: int) -> None:
-        """Makes the Job larger if it will not start so many pods by itself, in place of those that are lost."""
+        """Enlarges the Job if it will not replace so many lost pods by itself."""
         with self._lock_pods:
             jobs, pods = listed(self._kubectl, self.pool)
             self._check(jobs)
@@ -160,7 +160,7 @@ class PodLease(Lease):
         return PodMachine(pod.name, pod.address, pod=target)
 
     def _joined(self, count: int, deadline: float, report: Report, least: int | None) -> list[PodMachine]:
-        """Those of the pods that run which have connected to us; their name is that of the pod."""
+        """Running pods that have connected to us, under their own name."""
         assert self.arrivals is not None
 
         def failed() -> None:
@@ -206,7 +206,7 @@ class PodLease(Lease):
 
 
 def end(kubectl: Kubectl, pool: str, ledger: Ledger | None, report: Report) -> Receipt | None:
-    """Deletes the Job of a pool and waits until nothing of it is left."""
+    """Deletes a pool's Job and waits until it is gone."""
     name, place = job_name(pool), f"the namespace {kubectl.namespace}"
     uncertain = ledger is not None and bool(ledger.history.unanswered)
     had = ledger is not None and bool(ledger.history.made("job"))

@@ -1,4 +1,4 @@
-"""The Job of a pool and its Secret, as values: names, labels, resources, and what a site adds by a template."""
+"""A pool's Job and Secret, as values: names, labels, resources, and what a site adds by a template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPIRES", "OWNER", "POOL", "job", "job_name", "label", "rights", "role", "secret", "selector", "sized"]
 
 POOL, OWNER, EXPIRES = "skyward/pool", "skyward/owner", "skyward/expires"
-"""What the things of a pool say of themselves; the pool as a label, the others as annotations."""
+"""The pool is a label, the others are annotations."""
 _MANAGED = {"app.kubernetes.io/managed-by": "skyward", "app.kubernetes.io/name": "skyward"}
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _HOME = "/home/skyward"
@@ -39,20 +39,20 @@ _RESTRICTED = {
 
 
 def label(pool: str) -> str:
-    """The pool's name as the value of a label."""
+    """The pool's name as a label's value."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", pool)[:50].strip("._-")
     return plain if plain == pool else f"{plain or 'pool'}-{_digest(pool)}"
 
 
 def job_name(pool: str) -> str:
-    """The name of the Job and of its Secret."""
+    """Also of its Secret."""
     plain = re.sub(r"[^a-z0-9]+", "-", pool.lower()).strip("-")
     short = plain[: _LONGEST - len("skyward--123456")].strip("-") or "pool"
     return f"skyward-{plain}" if plain == pool == short else f"skyward-{short}-{_digest(pool)}"
 
 
 def selector(pool: str | None = None) -> str:
-    """What finds everything of a pool, or of all pools."""
+    """Finds everything of a pool, or of all."""
     return f"{POOL}={label(pool)}" if pool is not None else "app.kubernetes.io/managed-by=skyward"
 
 
@@ -74,7 +74,7 @@ def _mebibytes(gigabytes: float) -> str:
 def job(
     site: Kubernetes, spec: Spec, pool: str, count: int, joins: bool, minor: int, notes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The Job, suspended: its pods start when their Secret is there. The cluster has the version 1.`minor`.
+    """Suspended: its pods start once their Secret is there. The cluster has version 1.`minor`.
 
     If it `joins`, its pods connect to the client, instead of being reached by `kubectl exec`.
     """
@@ -144,12 +144,12 @@ def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]
 
 
 def _value(setting: object) -> Any:
-    """A setting as it was given: the provider keeps it as JSON."""
+    """As it was given: the provider keeps it as JSON."""
     return json.loads(setting) if isinstance(setting, str) else setting
 
 
 def secret(pool: str, uid: str, file: str, content: str) -> dict[str, Any]:
-    """The Secret: it goes with its Job."""
+    """It goes with its Job."""
     name = job_name(pool)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
     metadata = {"name": name, "labels": {**_MANAGED, POOL: label(pool)}, "ownerReferences": [owner]}
@@ -157,7 +157,7 @@ def secret(pool: str, uid: str, file: str, content: str) -> dict[str, Any]:
 
 
 def _with_template(base: dict[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
-    """A Job with what a template adds: one of a Job, or of a Pod alone. Its first container is the node's."""
+    """A Job with what a template adds: of a Job, or of a Pod. Its first container is the node's."""
     kind, spec = template.get("kind"), template.get("spec", {})
     if kind not in (None, "Job", "Pod"):
         raise InvalidArgument(f"template={kind!r}: the template of a Job or of a Pod is expected.")
@@ -172,7 +172,7 @@ def _with_template(base: dict[str, Any], template: Mapping[str, Any]) -> dict[st
 
 
 def _merged(old: Any, new: Any, name: str) -> Any:
-    """Mappings are merged, and lists joined; entries of the same name are one."""
+    """Merges mappings and joins lists; entries of the same name are one."""
     if isinstance(old, dict) and isinstance(new, dict):
         one, other = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
         return one | {key: _merged(one[key], value, key) if key in one else value for key, value in other.items()}
@@ -204,13 +204,13 @@ _EXEC = {("", "pods/exec"): "create get"}
 
 
 def rights(executes: bool = True) -> list[tuple[str, str, str]]:
-    """Verbs, groups and resources that a pool needs; with what `kubectl exec` needs."""
+    """Verbs, groups and resources that a pool needs; with those of `kubectl exec`."""
     wanted = _VERBS | (_EXEC if executes else {})
     return [(verb, group, resource) for (group, resource), verbs in wanted.items() for verb in verbs.split()]
 
 
 def role(namespace: str) -> str:
-    """The Role that allows it, and how it is given to somebody."""
+    """The Role that allows it, and how to grant it."""
     rules = "".join(
         f"- {{apiGroups: [{json.dumps(group)}], resources: [{resource}], verbs: [{', '.join(verbs.split())}]}}\n"
         for (group, resource), verbs in (_VERBS | _EXEC).items()

@@ -45,7 +45,7 @@ _NOT_REACHED = (
 )
 @dataclass(frozen=True, repr=False)
 class Kubernetes(Provider):
-    """Pods of a Kubernetes cluster, as one Job; all that is needed is the program kubectl, logged in.
+    """Pods of a Kubernetes cluster, as one Job; needs only the program kubectl, logged in.
 
     Args:
         context: which of kubectl's contexts. Default: the current one, or the cluster in which this program runs.
@@ -54,12 +54,12 @@ class Kubernetes(Provider):
             python:3.x-slim, with the version of this program's Python.
         gpus: what the cluster calls its GPUs. Default: "nvidia.com/gpu".
         node_selector: labels that nodes must have, {"cloud.google.com/gke-spot": "true"}.
-        tolerations: taints that pods put up with, as Kubernetes writes them. Default: that of the GPUs, if the pool has
+        tolerations: taints that pods tolerate, as Kubernetes writes them. Default: that of the GPUs, if the pool has
             an accelerator.
         queue: the queue of Kueue in which the Job waits. Default: none.
         template: a Job or a Pod, or the path of a YAML file with one, of which everything is added: volumes, service
             account, topology. Its first container is the node.
-        lease: how many seconds pods continue when they hear nothing from us. Default: 900.
+        lease: how many seconds pods continue without hearing from us. Default: 900.
     """
 
     context: str | None = None
@@ -167,7 +167,7 @@ class Kubernetes(Provider):
         return Kubectl.find(self.context, self.namespace)
 
     def _resolved(self, kubectl: Kubectl, spec: Spec) -> Kubernetes:
-        """The same with what was left open, and with what a file says."""
+        """With what was left open, and the content of files."""
         usual = [{"key": self.gpus, "operator": "Exists", "effect": "NoSchedule"}] if spec.accelerator else []
         tolerations = usual if self.tolerations is None else self.tolerations
         selector, kinds = self._selector(), self._kinds(kubectl) if spec.accelerator else None
@@ -213,7 +213,7 @@ def may_execute(kubectl: Kubectl) -> bool:
 
 
 def _missing_rights(kubectl: Kubectl) -> list[tuple[str, str]]:
-    """Verbs and resources that this user is not allowed, as `kubectl auth can-i` would say."""
+    """Verbs and resources that `kubectl auth can-i` refuses."""
     wanted = [(verb, group, *resource.split("/")) for verb, group, resource in rights()]
     names = ("verb", "group", "resource", "subresource")
     asked = [{"namespace": kubectl.namespace, **dict(zip(names, right, strict=False))} for right in wanted]
@@ -225,14 +225,14 @@ def _missing_rights(kubectl: Kubectl) -> list[tuple[str, str]]:
 
 
 def minor_version(kubectl: Kubectl) -> int:
-    """The minor version of the cluster's Kubernetes; a large number if it does not say."""
+    """A large number if unknown."""
     said = json.loads(kubectl.run("asking for the version", "get", "--raw", "/version"))
     digits = "".join(character for character in str(said.get("minor", "")) if character.isdigit())
     return int(digits) if digits else _NEWEST
 
 
 def _user(kubectl: Kubectl) -> str:
-    """What the cluster calls this user; empty if it does not say."""
+    """What the cluster calls this user, if it says so."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
         (said,) = kubectl.create("asking who this is", review)
@@ -244,7 +244,7 @@ def _user(kubectl: Kubectl) -> str:
 
 
 def _frozen(name: str, value: Any) -> str | None:
-    """A setting as text, so that the provider is a value: that of a path, or JSON."""
+    """As text, so that the provider is a value: a path's, or JSON."""
     if value is None or isinstance(value, str | os.PathLike):
         return None if value is None else os.fspath(cast("str | os.PathLike[str]", value))
     try:

@@ -1,7 +1,4 @@
-"""Jobs and pods as Kubernetes describes them, read into records: what they wait for and how they ended, in words.
-
-A pure reading: no process, no clock.
-"""
+"""Jobs and pods as Kubernetes describes them, read into records: what they wait for and how they ended. Pure."""
 
 from __future__ import annotations
 
@@ -154,7 +151,7 @@ def _why_ended(pod: str, status: Mapping[str, Any], container: Mapping[str, Any]
 
 
 def last_event(events: Iterable[Mapping[str, Any]], *reasons: str) -> str:
-    """What was said last for one of these reasons; without any, the last warning with its reason."""
+    """The newest for one of these reasons; without any, the last warning with its reason."""
 
     def when(event: Mapping[str, Any]) -> str:
         return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
@@ -178,7 +175,7 @@ _LATER = "nodes that the cluster only adds when pods wait: name them by sky.Kube
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes that are alike: `gpus` of one `product`, which the `label` says."""
+    """Alike: `gpus` of one `product`, by the `label`."""
 
     type: str
     vcpus: float
@@ -194,7 +191,7 @@ class NodeKind:
 
 
 def node_kinds(nodes: Iterable[Mapping[str, Any]], gpus: str, selector: Mapping[str, str]) -> Counter[NodeKind]:
-    """Kinds of nodes that take pods and have these labels, and how many there are of each."""
+    """Those that take pods and have these labels, and how many of each."""
     kinds: Counter[NodeKind] = Counter()
     for node in nodes:
         labels: Mapping[str, str] = node["metadata"].get("labels", {})
@@ -213,7 +210,7 @@ def node_kinds(nodes: Iterable[Mapping[str, Any]], gpus: str, selector: Mapping[
 
 
 def fitting(kinds: Counter[NodeKind], accelerator: Accelerator, where: str) -> list[NodeKind]:
-    """Those that have it, the most frequent first; else those that do not say what they have."""
+    """Those that have it, the most frequent first; else those that do not say."""
     known = {kind: compare(accelerator, _found(kind)) for kind in kinds if kind.gpus}
     found = [kind for kind, verdict in known.items() if not verdict.refusal]
     if known and not found and all(kind.product for kind in known):
@@ -235,6 +232,6 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi":
 
 
 def _quantity(text: str) -> float:
-    """A number as Kubernetes writes it: "3920m", "16Gi"."""
+    """As Kubernetes writes it: "3920m", "16Gi"."""
     digits = text.rstrip("mkMGTPEi")
     return float(digits) * _UNITS.get(text[len(digits) :], 1.0) if digits.replace(".", "").isdigit() else 0.0

@@ -57,7 +57,7 @@ _HEADLESS = 20.0
 )
 @dataclass(frozen=True)
 class Ray(Provider):
-    """Nodes of a Ray cluster, held by a placement group for as long as the pool is open.
+    """Nodes of a Ray cluster, held by a placement group while the pool is open.
 
     Args:
         address: "http://head:8265", the Jobs API, for which neither Ray nor the cluster's Python is needed here; or,
@@ -67,10 +67,10 @@ class Ray(Provider):
             `accelerator` say, and at least 1 CPU.
         strategy: that of the placement group. Default: "STRICT_SPREAD", every node is another machine.
         token: the cluster's token; "" if it has none. Default: None, it is looked for where Ray's own programs do.
-        autoscaling: whether the cluster grows, so that what no node has now is waited for. Default: False.
-        lease: how many seconds nodes continue when they hear nothing from us. Default: 900.
+        autoscaling: whether the cluster grows, so that a pool waits for what no node has now. Default: False.
+        lease: how many seconds nodes continue without hearing from us. Default: 900.
         host: the address at which this computer listens for nodes. Default: "", all of its addresses.
-        port: the port there. Default: 0, one that is free.
+        port: the port there. Default: 0, any that is free.
         request_timeout: how many seconds one request to the Jobs API may take. Default: 30.
     """
 
@@ -320,7 +320,7 @@ class RayLease(JoinedLease):
 
 
 def _look(driver: Driver, waiting: Waiting, where: str, count: int, wish: str, moved: bool) -> None:
-    """Raises the error that says why nobody will come any more."""
+    """Raises if nobody will come any more."""
     found = driver.report()
     if found.infeasible:
         raise NothingFits(wish, where, found.nodes)

@@ -79,9 +79,9 @@ class Slurm(Provider):
         account: which account is charged.
         qos: the quality of service.
         time: the job's time limit as Slurm writes it, "2:00:00" or "1-12:00:00". Without it, the pool's `ttl` is the
-            limit if that was given, and the partition's own limit if not.
+            limit if that was given, else the partition's own limit.
         constraint: features that nodes must have.
-        gres: what each node must have, such as "gpu:a100:2"; without it, that follows from the pool's accelerator.
+        gres: what each node must have, such as "gpu:a100:2". Default: what the pool's accelerator needs.
         nodelist: nodes that must be among them; if these are more than the pool asks for, the only ones that may be.
         exclude: nodes that must not.
         login: "user@login" or an SshTarget: the login node on which the commands of Slurm are run. Default: None, this
@@ -89,10 +89,10 @@ class Slurm(Provider):
         python: the Python of nodes, by name or path. It joins the pool, and environments are made with it if it has the
             version of this program's. Default: that of this program where nodes have its path, else their python3.
         modules: what each node loads first, ["python/3.11", "cuda"].
-        setup: lines of bash that each node runs then, such as "source /sw/env.sh". What both set holds in bodies, too.
+        setup: lines of bash that each node runs next, such as "source /sw/env.sh". What both set holds in bodies, too.
         options: further long options of sbatch, {"reservation": "course", "exclusive": True}.
         wait: how many seconds the job may wait in the queue. Default: None, as long as it takes.
-        lease: how many seconds nodes continue when they hear nothing from us. Default: 900.
+        lease: how many seconds nodes continue without hearing from us. Default: 900.
         ssh_timeout: how many seconds the login node may take to let us in. Default: 60.
     """
 
@@ -276,7 +276,7 @@ class SlurmLease(JoinedLease):
     def job(
         self, spec: Spec, count: int, gpus: str | None, timeout: float, report: Report
     ) -> tuple[SlurmMachine, ...] | None:
-        """None if it got a node that the pool has: two jobs that start at the same time may."""
+        """None if it got a node that the pool has, as jobs that start at the same time may."""
         slurm, commands, arrivals = self._slurm, self._commands, self.arrivals
         ledger, taken = self._ledger, self._taken
         with taken.submitting:
