@@ -134,7 +134,6 @@ class Accelerator:
 
     @property
     def supports_cuda(self) -> bool:
-        """Whether CUDA runs on it."""
         return bool(self.metadata) and "cuda" in self.metadata
 
 

@@ -67,7 +67,6 @@ class NodePlaced(Event):
 
     node: int
     machine: str
-    """The machine's name."""
     directory: str
     """Where bodies start there."""
     environment: str = ""
@@ -77,7 +76,6 @@ class NodePlaced(Event):
     shell_command: str = ""
     """What gives a shell where ssh is not the way."""
     local: bool = False
-    """Whether the machine is this computer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,15 +109,9 @@ def ScikitLearnPool(
 ) -> ComputePool:
     """The same as JoblibPool, with scikit-learn on the nodes.
 
-    `provider`, `nodes`, `image`, `accelerator`, `vcpus`, `memory_gb`, `allocation` and all other `options` are those of
-    `sky.ComputePool`.
-
-    Args:
-        concurrency: how many processes each node runs tasks in. Default: 1.
-        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
-        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
-        provision_timeout: seconds until machines have to run. Default: 3600.
-        sklearn_version: a number or a constraint such as ">=1.5". Default: this computer's version.
+    `provider`, `nodes`, `concurrency`, `max_inflight`, `progress`, `image`, `accelerator`, `vcpus`, `memory_gb`,
+    `allocation`, `provision_timeout` and all other `options` are explained there. `sklearn_version` is a number or a
+    constraint such as ">=1.5"; by default this computer's version.
     """
     return _pool(
         plugins.sklearn(sklearn_version, max_inflight=max_inflight, progress=progress),

@@ -38,7 +38,6 @@ class PoolContext:
     listening: Callable[[], object]
     """Whether anybody listens to calls; an `events.KeepEnd` if only their ends are needed."""
     hurried: Callable[[], bool]
-    """Whether the user pressed Ctrl-C during closing."""
     handing: Event | None = None
     """For a detached run: set when its steward has the machines."""
     budget: float | None = None
@@ -68,7 +67,6 @@ class PoolContext:
 
     @property
     def handed_over(self) -> bool:
-        """Whether the machines belong to a detached run."""
         return self.handing is not None and self.handing.is_set()
 
     @property

@@ -47,8 +47,6 @@ class JoinTarget:
 
 @dataclass(frozen=True)
 class PodTarget:
-    """For the program kubectl."""
-
     pod: str
     namespace: str
     context: str | None = None

@@ -79,8 +79,6 @@ class Feed(Record):
 
 
 class Settle(Record):
-    """A call has ended."""
-
     call: Call
     result: Returned
 

@@ -378,7 +378,6 @@ class ClientCalls:
         return True
 
     def _leave(self, call: Call, result: Returned | None) -> None:
-        """The only place where a call is removed."""
         del self.calls[call.id]
         self.yielding.pop(call.id, None)
         self.dispatch.remove(call, result.seconds if result is not None else None)

@@ -588,7 +588,6 @@ class Engine:
 
     @contextmanager
     def _arguments_there(self, call: Call) -> Generator[None]:
-        """For a broadcast, with the lock held."""
         if not call.needs:
             yield
             return

@@ -63,8 +63,6 @@ class KeptResult:
 
 
 class Kept:
-    """`local`: nodes share this computer's files."""
-
     def __init__(self, pool: str, local: bool) -> None:
         self._pool, self._local = pool, local
         self.results: dict[str, KeptResult] = {}

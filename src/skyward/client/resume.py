@@ -40,7 +40,6 @@ _FOLDER = "results"
 _LARGE = 1 << 20
 
 Say = Callable[[str, Literal["info", "warning"]], None]
-"""Tells the user something."""
 
 
 class _Key(NamedTuple):

@@ -44,7 +44,6 @@ class FailedCall:
     rank: int | None
     attempt: int
     group: str = ""
-    """Empty for a call to one node."""
     size: int = 0
     refused: str = ""
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -45,7 +45,6 @@ __all__ = [
 
 _PATIENCE = 600.0  # machines take minutes to shut down
 MACHINES = "machines"
-"""Key of the watchdog's order."""
 
 
 def acquire(

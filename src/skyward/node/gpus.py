@@ -238,7 +238,6 @@ class Nvml:
         return handle
 
     def slices(self, handle: Handle) -> list[Handle] | None:
-        """None if MIG is off or unsupported."""
         now, later = ctypes.c_uint(), ctypes.c_uint()
         try:
             self.call("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))

@@ -35,8 +35,6 @@ Signed = Annotated[int, Within(-(1 << 63), (1 << 63) - 1)]
 
 @dataclass(frozen=True)
 class RunOrder:
-    """For the steward of a detached run."""
-
     folder: str
     """The run folder, which the steward makes."""
     program: str
@@ -55,7 +53,6 @@ class RunOrder:
     here: list[int]
     """Those of the steward's own keeper."""
     identity: dict[str, Any] | None
-    """The client's, for TLS; None on this computer."""
     lease: float
     left: float
     """Seconds until the deadline."""
@@ -72,11 +69,9 @@ class RunOrder:
     placed: dict[str, Any]
     """The machines, as that pool takes them over."""
     head: dict[str, Any]
-    """The first line of the journal, for viewers."""
 
 
 def written(message: Message) -> bytes:
-    """A message as JSON."""
     return json.dumps(message.encoded()[0]).encode()
 
 

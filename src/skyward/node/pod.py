@@ -31,7 +31,6 @@ _REACH = 10.0
 
 
 def find_keeper() -> tuple[int, str] | None:
-    """Its pid and directory, if there is one."""
     for name in os.listdir("/proc"):
         words = _words(name) if name.isdigit() else []
         if _KEEPER in words[:6]:

@@ -44,8 +44,6 @@ class Files(TypedDict):
 
 
 class Facts(TypedDict):
-    """What bodies have done in their group."""
-
     collectives: NotRequired[int | None]
     shards: NotRequired[dict[str, Annotated[list[int], Length(0, 3)]]]
     """Uneven ones, by broadcast: length of the whole, number of parts, length of the part."""
@@ -106,8 +104,6 @@ def _check_blobs(blobs: Blobs, pieces: int) -> None:
 
 
 class Verdict(Message, kw_only=True):
-    """How a call has ended."""
-
     id: str
     seconds: Annotated[Seconds | None, Wire("s")] = None
     """None if it has not begun."""

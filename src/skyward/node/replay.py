@@ -27,10 +27,7 @@ __all__ = ["Order", "around_app", "decorate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How a call is run again."""
-
     info: str
-    """`instance_info` of its node."""
     rank: int
     """That the user wants to see; a single process stands for it."""
     directory: str

@@ -44,10 +44,8 @@ RUN = "SKYWARD_RUN"
 """Tells a run's program where its steward listens."""
 
 FOLDER = "SKYWARD_RUN_FOLDER"
-"""Tells it the run's folder."""
 
 RUN_NAME = "SKYWARD_RUN_NAME"
-"""Tells it the run's name."""
 
 JOURNAL, OUTPUT, RESERVE, RESULTS, PROGRAM = "journal", "output", "reserve", "results", "program"
 RETURNED, RAISED = f"{RESULTS}/return.pkl", f"{RESULTS}/raised"
@@ -107,8 +105,6 @@ def ask(path: str, question: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunFolder:
-    """On this computer, with its steward."""
-
     def __init__(self, path: str, steward: str) -> None:
         self._path, self._steward = path, steward
 

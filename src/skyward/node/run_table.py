@@ -38,7 +38,6 @@ class Run:
     restarts: int = 0
     """How many more times a failing driver is started."""
     why: str = ""
-    """Why the driver is being stopped."""
 
     def step(self, event: Event) -> tuple[Run, tuple[Action, ...]]:
         """An event that a state has no row for changes nothing."""

@@ -76,9 +76,7 @@ class RunnerSettings(TypedDict):
     node: int
     threads: int
     paths: list[str]
-    """In front of `sys.path`."""
     blobs: str
-    """The folder of large buffers."""
     max_result: Limit
     stall_timeout: NotRequired[Limit | None]
     shared: NotRequired[str | None]
@@ -89,12 +87,9 @@ class RunnerSettings(TypedDict):
 
 
 class NodeSettings(TypedDict):
-    """For a node's agent, before it starts runners."""
-
     shared: bool
     """Whether client and nodes have one file system, as on this computer."""
     info: str
-    """The node's `InstanceInfo`, as JSON."""
     env: dict[str, str]
     cwd: str
     grace: Limit
@@ -131,13 +126,11 @@ def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
 
 
 def system() -> str:
-    """Operating system and processor of this computer."""
     about = os.uname()
     return f"{about.sysname} {about.release} on {about.machine}"
 
 
 def in_words(greeting: Mapping[str, Any]) -> dict[str, str]:
-    """A machine, to be compared with another."""
     return {
         "host": greeting.get("hostname", ""),
         "Python": ".".join(map(str, greeting.get("python", ()))),

@@ -423,11 +423,7 @@ def stdout(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]],
 
 
 def stderr(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `stdout`, for what the body writes to standard error: `@sky.stderr(only="head")`.
-
-    Args:
-        only: "head" for rank 0, or a function of `sky.InstanceInfo` that says whether this rank is heard. Required.
-    """
+    """As `sky.stdout`, with the same `only`, for what the body writes to standard error: `@sky.stderr(only="head")`."""
     return functools.partial(_decorated, choose=_unless(only, "stderr", bare))
 
 

@@ -49,8 +49,6 @@ _LONGEST_QUESTION = 1 << 20
 
 
 class Agents(Protocol):
-    """How a run's agents are reached."""
-
     def tell(self, node: int, word: dict[str, Any]) -> None:
         """OSError or PermissionError if it was not taken."""
         ...
@@ -185,7 +183,6 @@ class Steward:
             self._do(action)
 
     def _next(self) -> Event:
-        """Or which time is over."""
         order, state = self._order, self._run.state
         limits = {"deadline": self._end - (0.0 if state in ("held", "holding") else order.grace + _CLOSING)}
         match state:

@@ -81,12 +81,9 @@ def joblib(version: str | None = None, *, max_inflight: int | None = None, progr
 
 @contextmanager
 def joblib_backend(pool: T, *, max_inflight: int | None = None, progress: bool = True) -> Generator[T]:
-    """Sends joblib's `Parallel` to a pool that is already open, and leaves it open.
+    """Sends joblib's `Parallel` to a `pool` that is already open, and leaves it open.
 
-    Args:
-        pool: the open pool.
-        max_inflight: the most batches that are on the nodes at once. Default: as many as keep them busy.
-        progress: whether to show tasks done, tasks per second and the time left. Default: yes.
+    `max_inflight` and `progress` are those of `sky.plugins.joblib`.
     """
     if not hasattr(pool, "concurrency") or not hasattr(pool, "submit"):
         raise InvalidArgument(f"{pool!r} is not a pool. Give the sky.ComputePool whose with-block this is in.")
@@ -292,10 +289,8 @@ def _warning(module: str, name: str) -> type[Warning]:
 def sklearn(version: str | None = None, *, max_inflight: int | None = None, progress: bool = True) -> Plugin:
     """scikit-learn on the nodes; every `n_jobs` runs there while the pool is open.
 
-    Args:
-        version: a number or a constraint such as ">=1.5". Default: this computer's version.
-        max_inflight: the most batches that are on the nodes at once. Default: as many as keep them busy.
-        progress: whether to show tasks done, tasks per second and the time left. Default: yes.
+    `version` is a number or a constraint such as ">=1.5"; by default this computer's version. `max_inflight` and
+    `progress` are those of `sky.plugins.joblib`.
     """
     check_options("scikit-learn", version, max_inflight)
     packages = {"scikit-learn": version, "joblib": None}

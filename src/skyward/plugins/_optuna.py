@@ -185,7 +185,6 @@ class _Search:
         return True
 
     def _check(self, call: PendingCompute[Any], run: Opened) -> None:
-        """Refuses trials of other code."""
         from skyward.transport.fingerprint import Fingerprints, changes
 
         _, version = Fingerprints().item(PendingCompute[Any](call.fn), call.name)

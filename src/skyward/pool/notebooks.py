@@ -43,7 +43,6 @@ def pool_as_html(pool: ComputePool) -> str:
 
 
 def watch(pool: ComputePool) -> None:
-    """Does nothing outside notebooks."""
     shell = _shell()
     if shell is None:
         return

@@ -39,7 +39,6 @@ class Import:
     package: str
     """Its first part, which is looked up."""
     where: str
-    """The file and the line, or the function."""
     needed: bool = True
     """Whether it is certainly imported; not inside functions, unless they are calls."""
 

@@ -88,8 +88,6 @@ def call_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the repeated call ended."""
-
     rank: int
     """That failed, or whose result it is."""
     result: Any = None
@@ -149,7 +147,6 @@ class Replay:
         return [*told, *(f"{path} has changed since: the code of then runs and is shown" for path in changed)]
 
     def compared(self, ended: Ended) -> list[str]:
-        """How it ended now and on the node."""
         before, now = summary(self.call.outcome, self.call.error), summary(ended.outcome, ended.text)
         if ended.error is None:
             return [f"it returned here. On the node it failed: {before}"]

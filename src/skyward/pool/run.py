@@ -185,11 +185,9 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Where its folder is on node 0."""
         return self._record.facts.get("handed", {}).get("folder", "")
 
     def remove(self) -> None:
-        """Removes its folder from node 0."""
         self._folder.remove()
 
     def check_over(self) -> None:

@@ -33,7 +33,6 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     pool: dict[str, Any]
-    """What `ComputePool` was given."""
 
 
 def packed(call: Call, folders: Sequence[str]) -> bytes:

@@ -25,8 +25,6 @@ _UNFINISHED = ".part"
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `run.fetch` has copied."""
-
     path: Path
     """The directory with `output` and `results/`; `results/return.pkl` is the pickled result of `sky.detach`."""
     files: int
@@ -82,7 +80,6 @@ def _check_same(name: str, folder: RunFolder, directory: Path) -> None:
 
 
 def pieces(folder: RunFolder, name: str, offset: int = 0) -> Iterator[bytes]:
-    """From byte `offset` on."""
     while piece := folder.piece(name, offset):
         offset += len(piece)
         yield piece

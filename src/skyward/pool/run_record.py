@@ -62,8 +62,6 @@ class RunRecord:
 
 
 class Submission(RunRecord):
-    """Locked by this process while it is submitted."""
-
     def __init__(self, name: str, path: Path, held: Journal) -> None:
         super().__init__(name, path, {})
         self._held = held
@@ -76,7 +74,6 @@ class Submission(RunRecord):
         self._held.close()
 
     def drop(self) -> None:
-        """Forgets what never became a run."""
         self._held.close()
         runs.drop(runs.find(self.name))
 

@@ -240,8 +240,6 @@ def _actor_class() -> type:
     """Made in a function, so that it is sent by value."""
 
     class SkywardPlace:
-        """Holds the standard input of a program."""
-
         def __init__(self, boot: str, program: bytes, text: bytes, number: int, topic: str) -> None:
             import os
             import subprocess
@@ -380,7 +378,6 @@ class Dask(Provider):
         return [Availability("not asked; dask says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> DaskLease:
-        """Waits for `count` workers until `timeout`."""
         guest = Guest(*connect(self.cluster, self.security, timeout), pool)
         try:
             lease = DaskLease(self, guest, open_arrivals(pool, ttl=spec.ttl, lease=self.lease))
@@ -440,7 +437,6 @@ class DaskLease(JoinedLease):
         self._guest.drop([place for place in list(self._guest.places.values()) if place.number in numbers])
 
     def close(self, report: Report) -> object:
-        """Drops the pool's actors."""
         self._guest.close()
         return super().close(report)
 

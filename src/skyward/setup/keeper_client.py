@@ -101,7 +101,6 @@ class KeeperClient:
         return self.ask(ClientToKeeper.Go(), deadline)
 
     def leave(self) -> None:
-        """Detaches from a keeper that continues without us."""
         assert self._process.stdin is not None
         self._left = True
         self._process.stdin.close()

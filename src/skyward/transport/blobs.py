@@ -102,8 +102,6 @@ def digest(buffer: Buffer) -> str:
 
 
 class Incoming:
-    """Blobs that arrive in ordered pieces."""
-
     def __init__(self, directory: str, suffix: str = "") -> None:
         self._directory, self._suffix = directory, suffix
         self._elsewhere: dict[str, str] = {}

@@ -25,8 +25,6 @@ _LONGEST = 20 * _YEAR  # what a date can say is limited
 
 @dataclass(frozen=True)
 class Identity:
-    """PEM text."""
-
     ca: str
     cert: str
     key: str

@@ -54,8 +54,6 @@ Reduced = tuple[Callable[..., type], tuple[str, bytes]]
 
 
 class Classes:
-    """What one `Packer` has sent of classes."""
-
     def __init__(self, dump: Callable[[type], bytes]) -> None:
         self._dump = dump
         self._known: weakref.WeakKeyDictionary[type, tuple[Parts, Reduced] | None] = weakref.WeakKeyDictionary()
@@ -89,7 +87,6 @@ _made: dict[str, tuple[type, Parts]] = {}
 
 
 def load_class(digest: str, data: bytes, loads: Callable[[bytes], type] = pickle.loads) -> type:
-    """The class that `Classes` sent."""
     known = _made.get(digest)
     if known is not None and _are_same(known[1], _parts_of(known[0])):
         return known[0]

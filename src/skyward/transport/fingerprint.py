@@ -77,7 +77,6 @@ class Version(NamedTuple):
 
 
 def changes(before: Mapping[str, str] | None, after: Mapping[str, str]) -> str:
-    """The paths in which two manifests differ."""
     if before is None:
         return "not known, since the record of that version is damaged"
     paths = [path for path in {**after, **before} if before.get(path) != after.get(path)]
@@ -214,7 +213,6 @@ class Fingerprints:
         return content
 
     def _apart(self, value: Any) -> tuple[bytes, Parts]:
-        """What an object is, and its parts."""
         kind = _kind(value)
         tag = f"{kind.__module__}.{kind.__qualname__}".encode()
         if kind is tuple or kind is list:
@@ -427,7 +425,6 @@ def _title(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """What its name leads to in its module."""
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = cast(Any, getattr(found, name, None))

@@ -59,8 +59,6 @@ def reduce(ref: Ref[Any]) -> Any:
 
 
 class FoundCalls:
-    """Each with the key of its result."""
-
     def __init__(self) -> None:
         self.all: list[tuple[Any, str]] = []
         self._keys: dict[int, str] = {}

@@ -43,8 +43,6 @@ _NONE = object()
 
 
 class Handle:
-    """By its kind and name."""
-
     kind: ClassVar[str]
 
     def __init__(self, name: str, channel: Callable[[], Channel]) -> None:
@@ -53,7 +51,6 @@ class Handle:
                 f"{name!r} cannot be the name of a {self.kind}: a text of 1 to {_LONGEST} characters is."
             )
         self.name = name
-        """Its name in the pool."""
         self._channel = channel
 
     def __repr__(self) -> str:
@@ -65,7 +62,6 @@ class Handle:
         return attached, (type(self), self.name, *self._options())
 
     def _options(self) -> tuple[Any, ...]:
-        """What else the handle was made with."""
         return ()
 
     def _ask(
@@ -332,7 +328,6 @@ class GroupState:
 
 
 Reply = tuple[Request, str, Any, list[bytes]]
-"""Recipient, error code or nothing, result, values."""
 
 
 class Refused(Exception):

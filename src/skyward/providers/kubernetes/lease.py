@@ -46,7 +46,6 @@ class PodMachine(JoinedMachine):
 
 
 def listed(kubectl: Kubectl, pool: str | None = None) -> tuple[list[JobState], list[PodState]]:
-    """Those of a pool, or of all."""
     return parse(kubectl.read("listing Jobs and pods", "get", "jobs,pods", f"--selector={selector(pool)}"))
 
 
@@ -55,8 +54,6 @@ def _answered(ask: Callable[[], _T], report: Report, meanwhile: str) -> _T:
 
 
 class PodLease(Lease):
-    """The Job of an open pool."""
-
     def __init__(self, provider: Provider, pool: str, ledger: Ledger, kubectl: Kubectl) -> None:
         super().__init__(provider, pool, ledger=ledger)
         self._kubectl = kubectl
@@ -136,7 +133,6 @@ class PodLease(Lease):
             return end(self._kubectl, self.pool, ledger, report)
 
     def resume(self) -> None:
-        """Lets the pods start."""
         self._change("starting the Job", suspend=False)
 
     def _change(self, action: str, **spec: object) -> None:

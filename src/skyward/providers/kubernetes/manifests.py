@@ -39,7 +39,6 @@ _RESTRICTED = {
 
 
 def label(pool: str) -> str:
-    """The pool's name as a label's value."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", pool)[:50].strip("._-")
     return plain if plain == pool else f"{plain or 'pool'}-{_digest(pool)}"
 
@@ -52,7 +51,6 @@ def job_name(pool: str) -> str:
 
 
 def selector(pool: str | None = None) -> str:
-    """Finds everything of a pool, or of all."""
     return f"{POOL}={label(pool)}" if pool is not None else "app.kubernetes.io/managed-by=skyward"
 
 
@@ -149,7 +147,6 @@ def _value(setting: object) -> Any:
 
 
 def secret(pool: str, uid: str, file: str, content: str) -> dict[str, Any]:
-    """It goes with its Job."""
     name = job_name(pool)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
     metadata = {"name": name, "labels": {**_MANAGED, POOL: label(pool)}, "ownerReferences": [owner]}

@@ -38,8 +38,6 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class PodState:
-    """A pod of a pool."""
-
     name: str
     pool: str
     index: int
@@ -57,8 +55,6 @@ class PodState:
 
 @dataclass(frozen=True)
 class JobState:
-    """The Job of a pool."""
-
     name: str
     pool: str
     owner: str

@@ -344,7 +344,6 @@ def _not_joined(why: str) -> str:
 
 
 def _start(ray: Ray, spec: Spec, pool: str, ledger: Ledger | None, count: int, first: int, text: str) -> Driver:
-    """As a job, or beside us."""
     order = {
         "pool": pool,
         "text": text,

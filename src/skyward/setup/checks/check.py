@@ -305,7 +305,6 @@ class Session:
         return best
 
     def start_program(self) -> None:
-        """Starts the network probe; `order` talks to it."""
         text = Path(check_network.__file__).read_bytes()
         self._write(f"python {len(text)}\n".encode() + text)
 
