@@ -66,13 +66,13 @@ def JoblibPool(
 ) -> ComputePool:
     """A pool that joblib's `Parallel` uses while it is open.
 
-    `provider`, `nodes`, `image`, `accelerator`, `vcpus`, `memory_gb`, `allocation` and all other `options` are those of
+    `provider`, `nodes`, `image`, `accelerator`, `vcpus`, `memory_gb`, `allocation` and other `options` are those of
     `sky.ComputePool`.
 
     Args:
         concurrency: how many processes each node runs tasks in. Default: 1.
-        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
-        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
+        max_inflight: the most batches that are on the nodes at once. Default: as many as keep them busy.
+        progress: whether to show tasks done, tasks per second and the time left. Default: yes.
         provision_timeout: seconds until machines have to run. Default: 3600.
         joblib_version: a number or a constraint such as ">=1.4". Default: this computer's version.
     """
@@ -129,7 +129,7 @@ def ScikitLearnPool(
 
 
 def _pool(plugin: Plugin, concurrency: int | None, options: dict[str, Any], **named: Any) -> ComputePool:
-    """Calls of joblib are Python code that would queue for one interpreter's lock: every slot is a process."""
+    """Calls of joblib are Python code that would wait for one interpreter's lock: every slot is a process."""
     if options.get("worker") is None:
         options["worker"] = Worker(concurrency=1 if concurrency is None else concurrency, executor="process")
         concurrency = None
@@ -145,9 +145,9 @@ _NANO = 1_000_000_000
 
 
 def opentelemetry() -> Callable[[Event], None]:
-    """A listener for `pool.on_event`, or for a pool that is opened later: spans of calls, figures of calls and nodes.
+    """A listener for `pool.on_event`: spans of calls, figures of calls and nodes.
 
-    Uses the tracer and meter providers that the program has set; needs the extra `otel` (opentelemetry-api).
+    Uses the program's tracer and meter providers; needs the extra `otel` (opentelemetry-api).
     """
     try:
         from opentelemetry import metrics, trace

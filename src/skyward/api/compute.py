@@ -656,15 +656,16 @@ def gather(
     changed: Literal["keep", "redo"] | None = None,
     resume_with: object = None,
 ) -> Any:
-    """Puts calls together, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
+    """Groups calls, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
 
-    `stream`: results come one by one instead, as an iterator; with `ordered=False`, as they are ready.
-    `return_exceptions`: a failed call has its exception in its place, and the others continue. Otherwise (the default)
-    the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
-    `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
+    `stream`: results come one by one, as an iterator; with `ordered=False`, as they are ready. `return_exceptions`: a
+    failed call has its exception in its place, and the others continue. Otherwise (the default) the first failure is
+    raised and the others are stopped; what had finished is in the `partial` of the exception. `progress`: whether the
+    live view shows how many are done, how many per second, and the time left (the default).
+
     `resume`: a name under which results are kept as they finish; given again, only what is missing is computed.
-    `changed`: what is done with kept results of code that has changed since: "keep" or "redo" them. Default: an error.
-    `resume_with`: what else results depend on, such as the version of a file that bodies read. Default: nothing.
+    `changed`: "keep" or "redo" kept results of code that has changed since. Default: an error. `resume_with`: what else
+    results depend on, such as the version of a file that bodies read. Default: nothing.
     """
     check_switches(stream=stream, ordered=ordered, return_exceptions=return_exceptions, progress=progress)
     kept = resume_options(resume, changed, resume_with)

@@ -264,13 +264,13 @@ class Image:
         apt: system packages, installed with apt or dnf where they are missing; needs root there. Default: none.
         env: variables for user code, by name; texts, or a `sky.Secret`, which is shown nowhere. Default: none.
         shell_vars: the same, only while the node is set up. Default: none.
-        includes: files and folders of yours that nodes get, relative to where you start the program. Default: none.
+        includes: files and folders for the nodes, relative to where you start the program. Default: none.
         excludes: patterns of files in them that are left out, such as "*.csv". Default: none.
-        bootstrap_timeout: seconds for setting a node up, from when it lets us in; a download or an installation that
-            still makes progress gets six times as long. Default: 300.
+        bootstrap_timeout: seconds for setting a node up after login; a download or an installation that still makes
+            progress gets six times as long. Default: 300.
         allow_env: variables such as PATH that `env` may set nevertheless. Default: none.
-        build: packages that are built from source, which runs their code. All others are installed from wheels; what
-            `pip` names by a path or in a repository is built without this. Default: none.
+        build: packages that are built from source, which runs their code. Others are installed from wheels; what `pip`
+            names by a path or in a repository is built without this. Default: none.
         allow_includes: files (names or patterns) that are sent although they look like credentials. Default: none.
         lock: the path of a pylock.toml, a uv.lock, or a requirements.txt with hashes: exactly what it lists is
             installed, with what Skyward needs where it lacks that. `pip` and plugins can only ask for what it has.
@@ -344,7 +344,7 @@ class Image:
         env: Mapping[str, str | Secret] | None = None,
         build: Iterable[str] = (),
     ) -> Image:
-        """A new image with `pip`, `pip_indexes`, `apt`, `env` and `build` after its own; nothing is repeated."""
+        """A new image with these `pip`, `pip_indexes`, `apt`, `env` and `build` after its own; nothing is repeated."""
         return dataclasses.replace(
             self,
             pip=tuple(dict.fromkeys((*self.pip, *pip))),

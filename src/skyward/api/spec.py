@@ -98,22 +98,22 @@ WEEK = 7 * 24 * 3600.0
 @corrects(FOR_POOLS)
 @dataclass(frozen=True, init=False)
 class Spec:
-    """Which machines, how many, from whom: one of the kinds of machines that would do for a pool.
+    """One kind of machines that would do for a pool: which, how many, from whom.
 
     Args:
         provider: where machines come from, such as `sky.AWS()`. Default: this computer.
         accelerator: what each machine has, such as "A100", "A100-80GB" or "H100:8" (eight). Default: none.
         nodes: how many machines. Default: 1.
-        vcpus: virtual CPUs that each machine has at least. Default: 2, with an accelerator any number.
-        memory_gb: memory that each machine has at least, in GB. Default: 4, with an accelerator any.
+        vcpus: least virtual CPUs of each machine. Default: 2, with an accelerator any number.
+        memory_gb: least memory of each machine, in GB. Default: 4, with an accelerator any.
         architecture: "x86_64" or "arm64". Default: "x86_64", with an accelerator either.
-        allocation: "spot" machines cost less and may be taken away; "on-demand" ones stay; "spot-if-available" tries
-            both in this order; "cheapest" goes by price alone. Default: "spot-if-available".
+        allocation: "spot", "on-demand", "spot-if-available" or "cheapest", as in `sky.ComputePool`. Default:
+            "spot-if-available".
         region: where, if not where the provider says. Default: the provider's.
-        max_hourly_cost: dollars an hour for all nodes together; what costs more is not taken. Default: no limit.
+        max_hourly_cost: dollars per hour for all nodes together; what costs more is not taken. Default: no limit.
         ttl: seconds after which machines end themselves, in use or not. Default: 604800, a week.
-        processes_per_node: how many processes each machine runs, each of them one rank; "gpu": one for each GPU.
-            Default: 1. If it is given, `sky.plugins.torch()` forms a group for a single rank too, as torchrun does.
+        processes_per_node: how many processes each machine runs, each of them one rank; "gpu": one per GPU. Default: 1.
+            If it is given, `sky.plugins.torch()` forms a group for a single rank too, as torchrun does.
         min_nodes: with how many nodes the pool opens if not all are available; the others join when they come. Default:
             all of them.
     """

@@ -177,47 +177,47 @@ class ComputePool(Collections, Mistakes):
     """Machines that exist while the with-block lasts, and take calls: `train(x) >> pool`.
 
     Args:
-        *specs: kinds of machines that would do, as `sky.Spec(...)`; instead of the single options below that a Spec
-            has, too. The cheapest that is available is taken, or with selection="first" the first.
+        *specs: kinds of machines that would do, as `sky.Spec(...)`, instead of the single options that a Spec has, too.
+            The cheapest available one is taken, or with selection="first" the first.
         provider: where machines come from: `sky.Local()`, `sky.SSH(hosts=[...])`, `sky.AWS()`. Default: this computer.
         nodes: how many machines. Default: 1, and with `sky.SSH` all hosts.
         accelerator: what each node has, such as "A100", "A100-80GB" or "H100:8" (eight). Default: none.
         image: Python, packages, variables and files of the nodes, as `sky.Image(...)`. Default: your Python alone.
         plugins: frameworks that are set up on the nodes, as `[sky.plugins.torch()]`. Default: none.
         concurrency: how many calls each process runs at a time, in threads. Default: 1.
-        worker: the same in full, such as `sky.Worker(8, executor="process")`; instead of `concurrency`. Default: none.
+        worker: the same in full, such as `sky.Worker(8, executor="process")`. Default: none.
         name: what the pool is called. Default: made from the program's name.
-        vcpus: virtual CPUs that each machine has at least; clouds only. Default: 2, with an accelerator any number.
-        memory_gb: memory that each machine has at least, in GB; clouds only. Default: 4, with an accelerator any.
+        vcpus: least virtual CPUs of each machine; clouds only. Default: 2, with an accelerator any number.
+        memory_gb: least memory of each machine, in GB; clouds only. Default: 4, with an accelerator any.
         architecture: "x86_64" or "arm64"; clouds only. Default: "x86_64", with an accelerator either.
         allocation: "spot" machines cost less and may be taken away; "on-demand" ones stay; "spot-if-available" tries
             both in this order; "cheapest" goes by price alone. Default: "spot-if-available".
         selection: which of several specs is tried first: "cheapest" (default) or "first".
-        max_hourly_cost: dollars an hour for all nodes together; what costs more is not taken. Default: no limit.
+        max_hourly_cost: dollars per hour for all nodes together; what costs more is not taken. Default: no limit.
         ttl: seconds after which what the pool has started ends itself, in use or not, and rented machines with it.
             Default: 604800, a week; on this computer none.
-        processes_per_node: how many processes each node runs, each of them one rank; "gpu": one for each GPU of the
-            node. Default: 1. If it is given, `sky.plugins.torch()` forms a group for a single rank too.
+        processes_per_node: how many processes each node runs, each of them one rank; "gpu": one per GPU. Default: 1. If
+            it is given, `sky.plugins.torch()` forms a group for a single rank too.
         min_nodes: with how many of `nodes` the pool opens if not all are available; the others join when they come.
             Default: all of them.
-        retries: how often a `>>` call is started again after the loss of its node. Default: 3.
-        replace: whether another machine takes the place of a lost one. Default: None, which means: of spot machines
-            and of machines of a cluster.
+        retries: how often a `>>` call is restarted after the loss of its node. Default: 3.
+        replace: whether lost machines are replaced. Default: None, which means: spot machines and machines of a
+            cluster.
         default_compute_timeout: time limit in seconds for calls that have none. Default: None, no limit.
         provision_timeout: seconds until machines have to run, and hosts to be set up. Default: 300.
-        max_result_bytes: the largest result that is sent home, in bytes. Default: 2147483648 (2 GiB).
+        max_result_bytes: the largest result that is sent back, in bytes. Default: 2147483648 (2 GiB).
         grace: seconds for a body to end after its time limit, or when the pool closes, before it is killed. Default:
             10.
         stall_timeout: seconds after which a broadcast fails whose ranks all wait for each other; None: never.
             Default: 300.
         console: "live" (a view on the terminal), "plain" (lines), "silent" or False (nothing at all, nor what bodies
             print), "auto" or True: live on a terminal, lines elsewhere. Default: "auto".
-        history: whether what happens is kept on this computer, for thirty days. Default: True.
-        max_replay_bytes: how many bytes of functions and arguments of failed calls are kept beside the history, for
+        history: whether events are kept on this computer, for thirty days. Default: True.
+        max_replay_bytes: how many bytes of functions and arguments of failed calls are kept with the history, for
             `sky replay`; 0 keeps none. Default: 268435456 (256 MiB).
         view: whether the address of the pool's page is printed when it is open. Default: False.
-        budget: dollars that the pool may cost in all, for providers that have prices. Shortly before they are spent
-            bodies are told (`sky.preempted()`); then the pool closes, and machines end by themselves. Default: none.
+        budget: dollars that the pool may cost in all, if its provider has prices. Shortly before they are spent bodies
+            are told (`sky.preempted()`); then the pool closes, and machines end by themselves. Default: none.
         allow_nested: whether a body may open this pool. Default: False.
     """
 
@@ -296,7 +296,7 @@ class ComputePool(Collections, Mistakes):
         self._prices: list[tuple[float, float]] = []
         self._weak = lifetime.Reference(self)
         self.receipt: Receipt | None = None
-        """What was created, what is confirmed gone and what it cost, as the provider says; None until it is closed."""
+        """What was created, what is confirmed gone and what it cost, as the provider says; None until closed."""
 
     @classmethod
     def from_config(
@@ -304,7 +304,7 @@ class ComputePool(Collections, Mistakes):
     ) -> ComputePool:
         """The pool `name` (or the default one) of this project's sky.toml, or of pyproject.toml under [tool.skyward].
 
-        `path` is another file. `options` count before those of the file: `from_config("gpu", nodes=2)`.
+        `path` is another file. `options` override those of the file: `from_config("gpu", nodes=2)`.
         """
         from skyward.pool.settings import pool_options, read_settings
 
@@ -404,7 +404,7 @@ class ComputePool(Collections, Mistakes):
         self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Closes the pool: when the calls that were submitted have ended, or at once if an error has left the block."""
+        """When the submitted calls have ended, or at once if an error has left the block."""
         if error is None:
             try:
                 self._finish()
@@ -449,8 +449,8 @@ class ComputePool(Collections, Mistakes):
             lifetime.drop(self)
 
     def close(self) -> None:
-        """Stops every call and gives everything back; safe to call twice, and from any thread. Leaving the with-block
-        normally waits for submitted calls; this does not.
+        """Stops every call and releases everything; may be called twice, and from any thread. Unlike leaving the
+        with-block, it does not wait for submitted calls.
         """
         self._close("the pool was closed")
 
@@ -538,14 +538,14 @@ class ComputePool(Collections, Mistakes):
     # events, plans
 
     def on_event(self, listener: Callable[[events.Event], None]) -> Callable[[], None]:
-        """Has `listener` called with every event, in a thread for listeners; returns a function that ends this."""
+        """Calls `listener` with every event, in a thread for listeners; returns a function that ends this."""
         check_listener(listener)
         return self._user.listeners.add(listener)
 
     def plan(self) -> Planned:
         """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing.
 
-        With several specs it says which of them is tried first, and why.
+        Of several specs it says which is tried first, and why.
         """
         if len(self._candidates) > 1:
             return look(self._candidates, self._selection)
@@ -553,7 +553,7 @@ class ComputePool(Collections, Mistakes):
         return found if hasattr(found, "hourly_cost") else Offers(found, self.nodes)
 
     def script(self) -> str:
-        """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
+        """The script that would set up a machine of this pool, if it is reached by ssh."""
         return setup_script(self._context())
 
     def __reduce__(self) -> Any:
@@ -631,9 +631,8 @@ class ComputePool(Collections, Mistakes):
     def broadcast(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> list[Any]:
         """Runs a call on every rank at once; results in rank order. If one fails, the others are stopped.
 
-        There is one rank on each node, or as many as `processes_per_node` says.
-
-        If the call has retries and a node is lost, all of it is started again when every node is there.
+        There is one rank on each node, or as many as `processes_per_node` says. If the call has retries and a node is
+        lost, all of it is restarted when every node is there.
         """
         if args or kwargs:
             raise called_like_an_executor(call, "broadcast", args, kwargs)
@@ -649,7 +648,7 @@ class ComputePool(Collections, Mistakes):
     def executor(self) -> PoolExecutor:
         """A concurrent.futures.Executor over this pool: the same one until it is shut down, which leaves the pool open.
 
-        After that there is a new one, so `with pool.executor as executor:` works as often as you like.
+        Then there is a new one, so `with pool.executor as executor:` works repeatedly.
         """
         self._state.check_open()
         from skyward.client.gather import PoolExecutor
@@ -700,7 +699,7 @@ class ComputePool(Collections, Mistakes):
     def _send_group(
         self, group: Any, calls: Sequence[PendingCompute[Any]]
     ) -> tuple[Sequence[Future[Any]], Resumed | None, Callable[[Future[Any]], None] | None]:
-        """The futures of a group, what keeps their results, and what hears of each that ends."""
+        """The futures of a group, what keeps their results, and what is called as each ends."""
         send = partial(self._send, keep=group.return_exceptions)
         run = self._resumed(group.resume, calls)
         futures, left = (send(calls), calls) if run is None else run.send(calls, send, self._user)
@@ -768,12 +767,12 @@ class ComputePool(Collections, Mistakes):
         changed: Literal["keep", "redo"] | None = None,
         resume_with: object = None,
     ) -> list[Any]:
-        """Applies `fn` to every one of `items`, in chunks sized by how long items take; results in order.
+        """Applies `fn` to each of `items`, in chunks sized by how long items take; results in order.
 
         `return_exceptions`: a failed item has its exception in its place, and the others continue. Otherwise (the
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
-        `progress`: whether to show how many are done, how many a second, and the time left (the default).
-        `resume`, `changed`, `resume_with`: keeps results, and computes only what is missing; as in `sky.gather`.
+        `progress`: whether to show how many are done, how many per second, and the time left (the default). `resume`,
+        `changed`, `resume_with`: keeps results, and computes only what is missing; as in `sky.gather`.
         """
         fn = as_compute(fn)
         if mistake := not_mapped(fn, items, more):
@@ -816,12 +815,13 @@ class ComputePool(Collections, Mistakes):
         Args:
             local: a file or a folder of this computer.
             remote: where it goes on the nodes, relative to the working directory that bodies start in. A folder's
-                contents go into the folder of this name; a file gets this name, or goes into a folder of this name if
-                there is one. Default: the same path as `local`, or its last part if `local` is absolute.
+                contents go
+                into the folder of this name; a file gets this name, or goes into a folder of this name if there is one.
+                Default: the same path as `local`, or its last part if `local` is absolute.
             progress: whether the live view shows progress. Default: True.
 
-        Each byte leaves this computer once, where nodes reach each other. What is interrupted resumes where it stopped
-        when it is called again. Nothing is deleted on the nodes. Raises `sky.errors.TransferError`.
+        Each byte leaves this computer once, where nodes reach each other. An interrupted copy is continued by the next
+        call. Nothing is deleted on the nodes. Raises `sky.errors.TransferError`.
         """
         self._state.check_open()
         from skyward.client.files import Push
@@ -841,15 +841,14 @@ class ComputePool(Collections, Mistakes):
 
         Args:
             remote: a file or a folder of the nodes, relative to the working directory that bodies start in.
-            local: where it goes. From one node: a folder's contents go into the folder of this name; a file gets this
-                name, or goes into a folder of this name if there is one. From all nodes: the folder in which each node
-                gets a folder, `node-0`, `node-1`, ...
-            node: the number of one node. Default: all nodes; those that are lost, or do not have it, are left out and
-                named.
+            local: where it goes, as `remote` in `push`. From all nodes: the folder in which each node gets a folder,
+                `node-0`,
+                `node-1`, ...
+            node: the number of one node. Default: all nodes; those that are lost, or do not have it, are named.
             progress: whether the live view shows progress. Default: True.
 
-        Nothing is written outside `local`, whatever a node says. What is interrupted resumes where it stopped when it
-        is called again. Nothing is deleted here. Raises `sky.errors.TransferError`.
+        Nothing is written outside `local`, whatever a node says. An interrupted copy is continued by the next call.
+        Nothing is deleted here. Raises `sky.errors.TransferError`.
         """
         self._state.check_open()
         from skyward.api.spec import Transfer
@@ -931,7 +930,7 @@ class ComputePool(Collections, Mistakes):
 
     @property
     def world_size(self) -> int:
-        """How many ranks the pool has: one for each process of each node. With "gpu" it is known once it is open."""
+        """How many ranks the pool has: one for each process of each node. With "gpu" it is known once open."""
         engine, each = self.__dict__.get("_engine"), self.spec.processes
         return len(engine.ranks) if engine else self.nodes * (1 if each == "gpu" else each)
 
@@ -946,12 +945,12 @@ class ComputePool(Collections, Mistakes):
         return self._state.now == "open" and self._state.is_ours
 
     def current_nodes(self) -> int:
-        """How many nodes take calls at this moment."""
+        """How many nodes take calls now."""
         return len(self._engine.up()) if self.is_active else 0
 
     @corrects_call("pool.stacks", example="pool.stacks()")
     def stacks(self) -> Stacks:
-        """Where every body of this pool stands, also inside C code or a collective; see `Stack`. Takes about 0.1 s."""
+        """Where every body is, also inside C code or a collective; see `Stack`. Takes about 0.1 s."""
         self._state.check_open()
         return self._engine.stacks()
 
@@ -991,9 +990,8 @@ class ComputePool(Collections, Mistakes):
     def view(self) -> PageAddress:
         """Shows the pool in the browser; returns the page's address.
 
-        The page is served on loopback by this process, also after the pool was closed. The address works once; for
-        another tab call this again. From another computer: `ssh -L 8000:127.0.0.1:PORT`, then the same address with
-        port 8000.
+        This process serves the page on loopback, also after the pool was closed. The address works once; for another
+        tab call this again. From another computer: `ssh -L 8000:127.0.0.1:PORT`, then the same address with port 8000.
         """
         from skyward.view.page.server import PageServer
 

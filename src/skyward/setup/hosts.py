@@ -66,7 +66,7 @@ class _Running:
 
 
 class HostSetup:
-    """Cleanup goes on `steps`; the watchdog has an order per host until the host is clean."""
+    """Cleanup goes on `steps`; the watchdog has an order per host until it is clean."""
 
     def __init__(
         self,
@@ -210,12 +210,12 @@ class HostSetup:
             keeper.end(0.2 if self._context.hurried() else 10.0)
 
     def let_go(self) -> None:
-        """The machines now belong to a detached run: if this process dies, only its connections are ended."""
+        """The machines now belong to a detached run: if this process dies, only its connections end."""
         for running in self._running:
             self._watchdog.add(running.key, (), *running.keeper.shell.ending())
 
     def store(self) -> Store:
-        """The client's blob directory; created late: until a keeper runs, nobody else removes it."""
+        """Created late: until a keeper runs, nobody else removes it."""
         if self._store is None:
             self._store = Store()
             self._steps.callback(self._store.close)

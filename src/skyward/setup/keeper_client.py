@@ -247,7 +247,7 @@ class KeeperClient:
 
 
 class PlacedKeeper:
-    """A keeper started for a detached run, in the pool of the run's program: values alone, no pipe."""
+    """Started for a detached run, in the pool of the run's program: values alone, no pipe."""
 
     pid, scheduler = 0, None
 

@@ -107,7 +107,7 @@ class Kubectl:
 
     @classmethod
     def find(cls, context: str | None, namespace: str | None) -> Kubectl:
-        """What the user did not name comes from kubectl's settings."""
+        """What the user left out comes from kubectl's settings."""
         find_kubectl()
         if context is None:
             context = _setting("current-context") or None
@@ -152,7 +152,7 @@ class Kubectl:
         return _CLASSES.get(kind, KubernetesRefused)(action, reason[1] if reason else kind, text, self.where, known)
 
     def run(self, action: str, *words: str, data: bytes = b"", timeout: float = _TIMEOUT) -> str:
-        """Its output; KubernetesRefused if it failed. A login renewed just now is retried once."""
+        """KubernetesRefused if it failed. A login renewed just now is retried once."""
         try:
             return self._run(action, words, data, timeout)
         except LoginExpired:
@@ -187,7 +187,7 @@ class Kubectl:
 
 
 def environment() -> dict[str, str]:
-    """Everything, since login programs need it, but no settings that change what we read."""
+    """Login programs need all of it, but settings that change what we read are left out."""
     return {**os.environ, "LC_ALL": "C", "KUBERC": "off"}
 
 

@@ -44,7 +44,7 @@ _THREAD_VARIABLES = (
 def agent_settings(
     context: PoolContext, node: int, host: Host, info: InstanceInfo, greeting: Greeting, gpus: PoolGpus
 ) -> NodeSettings:
-    """What an agent needs to start its runners; `greeting` is what it says of itself."""
+    """What an agent needs to start its runners; `greeting` is its own."""
     slots, ranks = context.worker.concurrency, info.local_world_size
     processes, threads = (slots * ranks, 1) if context.worker.process else (ranks, slots)
     counts = thread_counts(len(host.nodes) * processes, greeting.get("cpus", 1), host.env, context.local, os.environ)

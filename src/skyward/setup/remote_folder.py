@@ -35,7 +35,7 @@ _LIST = 'for at in "${SKYWARD_CACHE:-$HOME/.cache/skyward}"/runs/*/; do echo "$a
 
 
 def find(shell: Shell, name: str) -> tuple[str, dict[str, Any]]:
-    """The folder of the last run of this name, and how its journal begins."""
+    """Of the last run of this name, and how its journal begins."""
     shell.connect(time.monotonic() + _LOGIN)
     lines = shell.run(["sh", "-c", _LIST], timeout=_LOGIN).out.split(b"\n")
     pairs = [(path.decode().rstrip("/"), journal.parsed(head)) for path, head in itertools.pairwise(lines)]

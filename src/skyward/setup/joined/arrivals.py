@@ -92,7 +92,7 @@ class JoinShell:
             raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Has the machine run this itself when we are gone: no other local process can reach it."""
+        """The machine runs it when we are gone: no other local process can reach it."""
         self._member.order(ClientToJoiner.AtEnd(list(argv)))
         return self._if_we_die()[0]
 
