@@ -181,6 +181,8 @@ class Lease:
         self.accelerator = accelerator
         self._hourly_cost = hourly_cost
         self._held = ledger
+        self.ends_at = float("inf")
+        """When the machines end at the latest, whatever we do: seconds since 1970."""
 
     @property
     def hourly_cost(self) -> float:
@@ -217,6 +219,17 @@ class Lease:
         if self._held is not None:
             self._held.note(detached=run, until=until)
         self.let_go()
+
+    def leave(self) -> None:
+        """Closes what this process has open, once everything was handed over."""
+
+    def way_back(self) -> Mapping[str, Any] | None:
+        """How other processes reach node 0 of a detached run, as JSON; None: by ssh."""
+        return None
+
+    def keeps(self, directory: str) -> bool:
+        """Whether a directory of node 0 can be read on the way back when its machine is gone."""
+        return False
 
     def let_go(self) -> None:
         """Leaves everything to other processes, such as the watchdog: they may now give it back."""

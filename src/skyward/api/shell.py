@@ -76,6 +76,8 @@ class Access:
     """Called with a machine's id after login, before setup: returns variables for all processes there, and what the
     user sees.
     """
+    detaches: bool = False
+    """Whether a detached run can have the machines; without it, those that have a `lease_file`, or are `local`."""
     login: str = ""
     """Which setting names the user who logs in, for the message about refused logins."""
     local: bool = False

@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\nsky: {found.name} continues. `sky stop {found.name}` ends it.", file=sys.stderr)
         return 130
     status = found.status
-    told = "" if status.code is None else f", exit status {status.code}"
+    told = f", by {found.limit}" if status.stage == "expired" and found.limit else ""
+    told += "" if status.code is None else f", exit status {status.code}"
     print(f"sky: {found.name} is over: {status.stage}{told}.", file=sys.stderr)
     if status.stage == "finished":
         return 0

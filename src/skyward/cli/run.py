@@ -126,9 +126,9 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     program = Program("skyward", argv, os.getcwd(), title, imports=imports, files=there)
     began = time.monotonic()
     record = submit(pool, name, program, restarts=arguments.restarts)
-    until = time.strftime(
-        "%a %b %d, %H:%M", time.localtime(record.facts["handed"]["time"] + record.facts["handed"]["left"])
-    )
+    handed = record.facts["handed"]
+    until = time.strftime("%a %b %d, %H:%M", time.localtime(handed["time"] + handed["left"]))
+    until += f" ({handed['limit']})" if handed["limit"] else ""
     print(
         f"{record.name} runs (submitted in {time.monotonic() - began:.1f} s). It ends with its program, with `sky stop "
         f"{record.name}`, at the latest on {until}.\nsky attach {record.name}: its output, from where you left off."

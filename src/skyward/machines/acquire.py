@@ -82,6 +82,7 @@ def _acquired(
 
     def give_back() -> None:
         if context.handed_over:
+            lease.leave()
             return
         if context.hurried() and provider.rented:
             lease.let_go()

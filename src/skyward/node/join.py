@@ -362,6 +362,7 @@ class _Joiner:
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says who it is
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
         self._joined, self._lease, self._heard = False, _FIRST, time.monotonic()
+        self._until = 0.0  # of a detached run: it needs nobody at home until then
         self._grace, self._notice = 30.0, os.path.join(tempfile.mkdtemp(prefix="skyward-join-"), "notice")
         self._running: dict[int, str] = {}  # process ids of programs, with when they were started
         self._at_end = [["rm", "-rf", os.path.dirname(self._notice)]]
@@ -418,6 +419,9 @@ class _Joiner:
     def _come_home(self) -> ssl.SSLSocket:
         pause, began, refused, told = 0.1, time.monotonic(), 0.0, False
         while True:
+            while self._until:
+                self._check_run()
+                self._wait(1.0)
             try:
                 control = self._dial()
                 self._greet(control)
@@ -436,6 +440,12 @@ class _Joiner:
                 raise Over(f"the pool {self._pool} cannot be reached from here: {why}")
             self._wait(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 5.0)
+
+    def _check_run(self) -> None:
+        if not self._running:
+            raise Over("")
+        if time.monotonic() > self._until:
+            raise Over("the time of the detached run is over")
 
     def _dial(self) -> ssl.SSLSocket:
         reasons: list[OSError] = []
@@ -486,6 +496,8 @@ class _Joiner:
         control.setblocking(False)
         received = b""
         while time.monotonic() - self._heard < _SILENT:
+            if self._until:
+                self._check_run()
             try:
                 with self._lock:
                     if self._outgoing:
@@ -529,6 +541,9 @@ class _Joiner:
         elif kind == "at_end":
             self._at_end.append(fields[0])
             self._tell_guard({"at_end": fields[0]})
+        elif kind == "detach":
+            self._until = time.monotonic() + fields[0]
+            self.say("detached")
         elif kind == "notice":
             self._give_notice(fields[0])
         elif kind == "end":

@@ -228,6 +228,11 @@ class ClientToJoiner(Direction):
 
         argv: list[str]
 
+    class Detach(Message):
+        """End with what runs here, or after so many seconds, and no more when we are gone. The answer is `detached`."""
+
+        left: float
+
     class Notice(Message):
         """The place will be taken away: tell its node."""
 
@@ -251,6 +256,9 @@ class JoinerToClient(Direction):
         """The machine ends everything, for good."""
 
         reason: str
+
+    class Detached(Message):
+        """The answer to `detach`."""
 
     class Pong(Message):
         """The machine is there."""

@@ -174,6 +174,9 @@ class Steward:
         while self._run.state != "over":
             self.handle(self._next())
 
+    def stop(self) -> None:
+        self._events.put(Event("stop"))
+
     def handle(self, event: Event) -> None:
         before = self._run.state
         self._run, actions = self._run.step(event)
@@ -332,7 +335,7 @@ class Steward:
                         answer = self._adoption.ask(pid, question["wanted"], self._epoch)
                         pid = 0 if "refused" in answer else pid
                     case "stop":
-                        self._events.put(Event("stop"))
+                        self.stop()
                     case _:
                         answer["left"] = self._end - self._clock()
                 sock.sendall(json.dumps(answer).encode() + b"\n")
@@ -378,6 +381,8 @@ def main() -> None:
     except (OSError, SkywardError) as exc:
         say(KeeperToClient.RunRefused(f"the run's folder {order.folder} cannot be used: {exc}"))
         return
+    if "SLURM_JOB_ID" in os.environ:  # scancel, and what has more priority, tell all processes of a job, then kill them
+        signal.signal(signal.SIGTERM, lambda number, frame: steward.stop())
     steward.serve()
 
 

@@ -12,10 +12,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyward import events
 from skyward.api.secret import revealed
@@ -31,7 +31,6 @@ from skyward.pool.budget_watch import draining
 from skyward.pool.lifetime import OrderlyExit
 from skyward.pool.opening import Steps, attach_console, get_machines, place_nodes
 from skyward.pool.run_record import RunRecord, Submission
-from skyward.providers.ssh import SSH
 from skyward.setup.adoption import wanted
 from skyward.setup.hosts import LOCAL_LEASE, Host
 from skyward.setup.keeper_client import KeeperClient
@@ -47,6 +46,7 @@ __all__ = ["Program", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
+_SOONER = 15.0  # seconds before machines are ended by others
 _HOLD = 3600.0  # seconds for which a rented node 0 stays, so that its output and result can be fetched
 _MOST_PAYLOAD = 64 << 20
 _LINGER = (
@@ -118,19 +118,30 @@ def _submit(
         context, lease = get_machines(context, candidates, selection, choose, lambda receipt: None, watchdog, steps)
         fleet = place_nodes(context, lease, watchdog, steps)
         _look_up(context, fleet, program)
-        _check_hosts(context, fleet)
-        if context.provider.rented:
+        target = lease.way_back()
+        _check_hosts(context, fleet, target or {})
+        host, sooner = fleet.by_node[0], lease.ends_at - _SOONER
+        if context.provider.rented and not lease.keeps(host.keeper.directory):
             hold = max(hold, _HOLD)  # else output and result would be gone with the machine
-        order = _order(context, fleet, record, program, min(deadline, context.ends_at), restarts, hold)
-        host = fleet.by_node[0]
+            if target:
+                context.warn(
+                    f"the files of the run cannot be read where Slurm's commands are ({host.keeper.directory} is not "
+                    f"there), so its job stays for up to {hold / 60:.0f} min when the program has ended, until `sky "
+                    f"attach {record.name}` has fetched them."
+                )
+        deadline = min(deadline, sooner)
+        order = _order(context, fleet, record, program, min(deadline, context.ends_at), restarts, hold, target or {})
         keeper = host.keeper
         assert isinstance(keeper, KeeperClient)
         if why := keeper.hold(order, time.monotonic() + _ANSWER):
             raise BootstrapError("handing the run over", f"{keeper.shell.name} does not hold it: {why}.")
         place = {"folder": order.folder, "socket": order.socket, "python": python_of(host)}
-        target = None if host.machine is None or host.machine.ssh is None else asdict(host.machine.ssh)
+        if target is None and host.machine is not None and host.machine.ssh is not None:
+            target = asdict(host.machine.ssh)
         machines = lease.pool if context.provider.rented else None
-        record.write("handed", **place, target=target, directory=keeper.directory, left=order.left, machines=machines)
+        limit = f"the time limit of job {target['job'][0]}" if target and deadline == sooner else ""
+        handed = {"target": target, "directory": keeper.directory, "left": order.left, "machines": machines}
+        record.write("handed", **place, **handed, limit=limit)
         lease.hand_over(record.name, deadline)
         watchdog.drop(MACHINES)
         fleet.let_go()
@@ -155,6 +166,7 @@ def _order(
     deadline: float,
     restarts: int,
     hold: float,
+    target: Mapping[str, Any],
 ) -> RunOrder:
     host, now = fleet.by_node[0], time.time()
     folder, env, identity = str(record.path / "folder"), {}, None
@@ -190,7 +202,7 @@ def _order(
         wanted=wanted(context),
         placed=fleet.described(),
         head={"name": record.name, "program": program.title, "pool": context.name, "nodes": context.nodes}
-        | {"until": deadline, "provider": context.provider.name, "budget": context.budget},
+        | {"until": deadline, "provider": context.provider.name, "budget": context.budget, "job": target.get("job")},
     )
 
 
@@ -215,11 +227,10 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
     """Refuses, before anything is started, what cannot continue without this computer."""
     for provider in (candidate.provider for candidate in candidates):
         # rented machines must be able to end themselves: nobody else may be there to do it
-        if not (provider.access.local or isinstance(provider, SSH) or provider.access.lease_file):
+        if not (provider.access.local or provider.access.detaches or provider.access.lease_file):
             raise InvalidArgument(
-                f"a detached run with {provider.name} is not possible yet: it works with sky.Local(), sky.SSH(...) and "
-                "sky.AWS(). "
-                "Leave --detach out, and start the program inside tmux or screen."
+                f"a detached run with {provider.name} is not possible yet: it works with sky.Local(), sky.SSH(...), "
+                "sky.Slurm() and sky.AWS(). Leave --detach out, and start the program inside tmux or screen."
             )
     if not context.local:
         if context.min_nodes < context.nodes:
@@ -236,7 +247,7 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
         raise InvalidArgument(f"this computer {_LINGER}")
 
 
-def _check_hosts(context: PoolContext, fleet: Fleet) -> None:
+def _check_hosts(context: PoolContext, fleet: Fleet, target: Mapping[str, Any]) -> None:
     """What only the machines can tell; nothing has been handed over yet."""
     if fleet.blocked:
         raise BootstrapError(
@@ -250,5 +261,5 @@ def _check_hosts(context: PoolContext, fleet: Fleet) -> None:
         if shell.run([python_of(host), "-P", "-m", "skyward.node.logind"], timeout=_ANSWER).code:
             raise BootstrapError("handing the run over", f"{shell.name} {_LINGER}")
 
-    if not context.local:
+    if not context.local and "job" not in target:  # Slurm ends its jobs by itself
         each(check, list(fleet.by_node.values()))

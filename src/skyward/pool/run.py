@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -69,6 +69,11 @@ class Run:
     def about(self) -> dict[str, Any]:
         """Its program, pool and provider, as they were submitted."""
         return self._record.facts["submitted"]
+
+    @property
+    def limit(self) -> str:
+        """What sets when it ends at the latest, if that is not the pool's `ttl` or budget."""
+        return self._record.facts.get("handed", {}).get("limit", "")
 
     @property
     def status(self) -> RunStatus:
@@ -222,11 +227,7 @@ class Run:
         if self._remote is None:
             return RunFolder(handed["folder"], handed["socket"])
         if self._reached is None:
-            from skyward.setup.remote_folder import RemoteFolder
-            from skyward.setup.ssh.shell import SshShell
-
-            shell = SshShell(SshTarget(**self._remote))
-            self._reached = RemoteFolder(shell, handed["python"], handed["folder"], handed["socket"])
+            self._reached = _reached(handed, self._remote)
         return self._reached
 
     def _journal(self) -> list[dict[str, Any]]:
@@ -237,6 +238,22 @@ class Run:
             return self._folder.ask(question)
         except (OSError, ValueError):
             return None
+
+
+def _reached(handed: Mapping[str, Any], target: Mapping[str, Any]) -> RunFolder:
+    from skyward.setup.remote_folder import RemoteFolder
+    from skyward.setup.ssh.shell import SshShell
+
+    job, ssh = target.get("job"), {name: value for name, value in target.items() if name != "job"}
+    place = handed["python"], handed["folder"], handed["socket"]
+    if job is None:
+        return RemoteFolder(SshShell(SshTarget(**ssh)), *place)
+    from skyward.api.secret import slurm_environment
+    from skyward.providers.slurm.commands import on_node
+    from skyward.setup.local_shell import LocalShell
+
+    shell, env = (SshShell(SshTarget(**ssh)), {}) if ssh else (LocalShell(), slurm_environment(os.environ))
+    return RemoteFolder(shell, *place, partial(on_node, *job), env)
 
 
 def take_note(name: str, host: str) -> None:
@@ -251,7 +268,8 @@ def take_note(name: str, host: str) -> None:
     record = run_record.create(name)
     record.write("submitted", pool=head["pool"], program=head["program"], provider=head["provider"])
     left = head["until"] - time.time()
-    record.write("handed", folder=folder, socket=head["socket"], python="", target=asdict(target), left=left)
+    way = asdict(target) | ({"job": head["job"]} if head.get("job") else {})
+    record.write("handed", folder=folder, socket=head["socket"], python="", target=way, left=left)
     record.write("running")
     record.close()
 

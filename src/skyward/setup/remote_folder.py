@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = ["RemoteFolder", "find"]
 
 _LOGIN = 20.0
 _HEAD = 100
+_MOST_SAID = 1000
 # the run's own Python may have been removed with its environment
 _START = 'test -x "$1" || set -- python3 "$2"; exec "$1" -I -S -c "$2"'
 
@@ -49,13 +51,24 @@ def find(shell: Shell, name: str) -> tuple[str, dict[str, Any]]:
 class RemoteFolder(RunFolder):
     """HostUnreachable if the machine cannot be reached."""
 
-    def __init__(self, shell: Shell, python: str, path: str, steward: str) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        python: str,
+        path: str,
+        steward: str,
+        way: Callable[[Sequence[str]], Sequence[str]] = list,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`way` makes a command of the shell run where the folder is."""
         super().__init__(path, steward)
         self._shell, self._python, self._place = shell, python, (path, steward)
+        self._way, self._env = way, env or {}
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._steps = ExitStack()
         self._steps.callback(shell.close)
+        self._errors = self._steps.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - with the steps
         weakref.finalize(self, self._steps.close)
 
     def piece(self, name: str, offset: int) -> bytes:
@@ -80,7 +93,9 @@ class RemoteFolder(RunFolder):
                 with suppress(EOFError):
                     return self._exchange(line)
                 self._process = None
-        text = f"{self._shell.name} lets us in, and Python does not start there. {self._shell.said()}"
+        self._errors.seek(0)
+        said = self._errors.read()[-_MOST_SAID:].decode("utf-8", "replace").strip() or self._shell.said()
+        text = f"{self._shell.name} lets us in, and Python does not start there. {said}"
         raise HostUnreachable("looking at a run", text.strip())
 
     def _exchange(self, line: bytes) -> bytes:
@@ -105,7 +120,9 @@ class RemoteFolder(RunFolder):
     def _started(self) -> Process:
         self._shell.connect(time.monotonic() + _LOGIN)
         program = Path(run_folder.__file__).read_text()
-        with tempfile.TemporaryFile() as errors:
-            process = self._shell.start(["sh", "-c", _START, "sh", self._python, program], {}, errors)
+        argv = self._way(["sh", "-c", _START, "sh", self._python, program])
+        self._errors.seek(0)
+        self._errors.truncate()
+        process = self._shell.start(argv, self._env, self._errors)
         self._steps.callback(let_go, process)
         return process

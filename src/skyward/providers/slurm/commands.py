@@ -14,7 +14,7 @@ from skyward.api.secret import slurm_environment
 from skyward.api.shell import Finished, Shell, SshTarget
 from skyward.errors import SkywardError
 
-__all__ = ["Commands", "SlurmRefused", "refusal"]
+__all__ = ["Commands", "SlurmRefused", "on_node", "refusal"]
 
 
 # Some sites put the commands on the path only for logins that people type at. Variables by which people adapt the
@@ -30,20 +30,43 @@ export LC_ALL=C SLURM_TIME_FORMAT=%s
 _PLAIN = _PRELUDE + 'exec "$@"'
 _WITH_SECRET = _PRELUDE + 'secret=$1; shift; IFS= read -r value; export "$secret=$value"; unset value; exec "$@"'
 _TIMEOUT = 60.0
+# While the job runs, in a step of its own beside that of the node; then here, where the node's files may be, too.
+# A job that is completing takes no steps, and its processes may still have some of KillWait.
+_ON_NODE = (
+    _PRELUDE
+    + """
+job=$1 node=$2 left=60; shift 2
+while
+  state=$(squeue -h -j "$job" -o %T 2>&1) || case $state in
+    *"Invalid job id"*) state= ;;
+    *) echo "$state" >&2; exit 1 ;;
+  esac
+  [ "$state" = COMPLETING ] && [ "$((left -= 1))" -gt 0 ]
+do sleep 1; done
+case $state in '' | COMPLETING) exec "$@" ;; esac
+exec srun --jobid="$job" --nodelist="$node" --nodes=1 --ntasks=1 --overlap --mem=0 --gres=none --mpi=none \\
+  --unbuffered --quiet --job-name=look "$@"
+"""
+)
+
+
+def on_node(job: str, node: str, argv: Sequence[str]) -> list[str]:
+    """What runs a program on a job's node, where Slurm's commands are; there itself once the job is over."""
+    return ["sh", "-c", _ON_NODE, "sh", job, node, *argv]
 
 
 class Commands:
     """Thread-safe."""
 
     def __init__(self, login: SshTarget | None, ssh_timeout: float, settings: Mapping[str, object]) -> None:
-        self._login, self._ssh_timeout, self._settings = login, ssh_timeout, settings
+        self.login, self._ssh_timeout, self._settings = login, ssh_timeout, settings
         self._shell: Shell | None = None
         self.cancelled: set[str] = set()
         self.final = ""
 
     @property
     def where(self) -> str:
-        return "this computer" if self._login is None else str(self._login)
+        return "this computer" if self.login is None else str(self.login)
 
     @cached_property
     def user(self) -> str:
@@ -80,13 +103,13 @@ class Commands:
 
     def _finished(self, argv: Sequence[str], data: bytes) -> Finished:
         try:
-            if self._login is None:
+            if self.login is None:
                 env = slurm_environment(os.environ)
                 done = subprocess.run(
                     argv, input=data, capture_output=True, timeout=_TIMEOUT, check=False, cwd=os.sep, env=env
                 )
                 return Finished(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
-            return self._connected(self._login).run(argv, data, _TIMEOUT)
+            return self._connected(self.login).run(argv, data, _TIMEOUT)
         except subprocess.TimeoutExpired as exc:
             text = (
                 f"Slurm did not answer within {_TIMEOUT:.0f} s on {self.where}. Try again later; is its controller up?"

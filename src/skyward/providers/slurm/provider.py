@@ -134,7 +134,7 @@ class Slurm(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, ssh_timeout=self.ssh_timeout, notices=notices.wait)
+        return Access(lease=self.lease, ssh_timeout=self.ssh_timeout, notices=notices.wait, detaches=True)
 
     @property
     def rented(self) -> bool:
@@ -263,6 +263,18 @@ class SlurmLease(JoinedLease):
     def terminate(self, machines: Sequence[Machine]) -> None:
         end_machines(self._commands, self.arrivals, [m for m in machines if isinstance(m, SlurmMachine)])
 
+    def way_back(self) -> Mapping[str, Any]:
+        first, login = cast("SlurmMachine", self.machines[0]), self._commands.login
+        return {**({} if login is None else asdict(login)), "job": [first.job, first.node]}
+
+    def keeps(self, directory: str) -> bool:
+        look = 'test -d "$1" && echo here'  # the home of many clusters: all nodes and the login node share it
+        return bool(self._commands.run("sh", "-c", look, "sh", directory, check=False))
+
+    def leave(self) -> None:
+        super().leave()
+        self._commands.close()
+
     def close(self, report: Report) -> object:
         """The nodes' end ends their jobs."""
         self.arrivals.close()
@@ -297,6 +309,7 @@ class SlurmLease(JoinedLease):
                 raise
         try:
             job = when_started(commands, id, slurm.wait, report)
+            self.ends_at = min(self.ends_at, (job.start or time.time()) + job.limit)
             if first and (lost := answered(lambda: taken.claim(commands, job), None, report, f"job {id} has nodes")):
                 raise _Occupied(lost)
             got = granted(commands, id, spec)

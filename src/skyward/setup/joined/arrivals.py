@@ -209,6 +209,8 @@ def _feed(stdin: IO[bytes], data: bytes | Path) -> None:
 
 
 _REFUSED = 10.0
+_DETACHED = 20.0
+_ENDING = 60.0  # after a run's deadline its machines have ended by themselves, if all is well
 _SETTLED = 10.0
 _LONGEST_REASON = 500
 _MOST_WARNINGS = 20
@@ -272,6 +274,13 @@ class JoinedLease(Lease):
     def warn_with(self, warn: Report) -> None:
         self.arrivals.warn_with(warn)
 
+    def hand_over(self, run: str, until: float) -> None:
+        self.arrivals.detach(until - time.time() + _ENDING)
+        super().hand_over(run, until)
+
+    def leave(self) -> None:
+        self.arrivals.close(end=False)
+
     def close(self, report: Report) -> object:
         self.arrivals.close()
         return super().close(report)
@@ -296,6 +305,7 @@ class Arrivals:
         self._members: dict[int, Member] = {}
         self._highest = -1
         self._left_open: list[int] = []
+        self._detached: set[int] = set()
         receiver = Receiver(JoinerToClient, self)
         self._control = Control(lambda member, message: receiver.receive(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
@@ -433,19 +443,31 @@ class Arrivals:
             found.order(ClientToJoiner.End())
             found.leave(why)
 
+    def detach(self, left: float) -> None:
+        """From now on machines end with what runs there, or after `left` seconds, and not when we are gone."""
+        with self._changed:
+            members = {place: member for place, member in self._members.items() if not member.gone}
+        for member in members.values():
+            member.order(ClientToJoiner.Detach(left))
+        with self._changed:
+            if not self._changed.wait_for(lambda: members.keys() <= self._detached, _DETACHED):
+                names = ", ".join(member.name for place, member in members.items() if place not in self._detached)
+                raise HostUnreachable("handing the run over", f"{names} did not answer within {_DETACHED:.0f} s.")
+
     def after_fork(self) -> None:
         self._listener.after_fork()
         self._control.after_fork()
 
-    def close(self) -> None:
-        """May be repeated."""
+    def close(self, end: bool = True) -> None:
+        """May be repeated. Without `end` machines hear nothing of it."""
         with self._changed:
             members = list(self._members.values())
             if self._closed:
                 return
             self._closed = True
         for member in members:
-            member.order(ClientToJoiner.End())
+            if end:
+                member.order(ClientToJoiner.End())
             member.leave("the pool was closed")
         self._listener.close()
         self._control.close(2.0)
@@ -513,6 +535,12 @@ class Arrivals:
     @handles(JoinerToClient.Leaving)
     def _leaving(self, message: JoinerToClient.Leaving, member: Member) -> None:
         member.leave(_shown(message.reason, _LONGEST_REASON))
+
+    @handles(JoinerToClient.Detached)
+    def _has_detached(self, message: JoinerToClient.Detached, member: Member) -> None:
+        with self._changed:
+            self._detached.add(member.place)
+            self._changed.notify_all()
 
     @handles(JoinerToClient.Pong)
     def _pong(self, message: JoinerToClient.Pong, member: Member) -> None:
