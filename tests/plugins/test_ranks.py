@@ -10,7 +10,7 @@ import pytest
 from skyward.plugins import _jax, _ranks
 from skyward.plugins._accelerate import variables
 from skyward.plugins._ranks import called, everyone, gpu_by_local_rank, gpu_positions, show_node_gpus, this_rank
-from skyward.plugins._torch_init import agreed_backend, possible
+from skyward.plugins._torch import agreed_backend, possible
 from tests.support.ranks import rank
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.plugins import _ranks, _torch_init
+from skyward.plugins import _ranks, _torch
 from tests.support.programs import load_program
 from tests.support.ranks import HOST, rank
 from tests.support.training import check_ranks, train_with_accelerate, train_with_trainer
@@ -144,7 +144,7 @@ def test_all_ranks_agree_on_what_torch_finds(
     _ranks._said.clear()
 
     def voted(number: int) -> str:
-        return _torch_init._voted_backend(rank(number, node_gpus=("0", "1")), stores[number], finds[number])
+        return _torch._voted_backend(rank(number, node_gpus=("0", "1")), stores[number], finds[number])
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(voted, range(2))) == [backend] * 2
