@@ -9,18 +9,17 @@ import shutil
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from skyward.api.image import mask
 from skyward.api.secret import revealed, without_secrets
-from skyward.api.shell import Access, Finished, Shell, SshTarget
+from skyward.api.shell import Access, Shell, SshTarget
 from skyward.api.spec import WEEK
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, PluginError, SkywardError
 from skyward.events import Notice
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from skyward.machines.watchdog import Watchdog
     from skyward.setup.env.remote import Packages
 
-__all__ = ["LOCAL_LEASE", "RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared", "send"]
+__all__ = ["LOCAL_LEASE", "Host", "HostSetup", "during_setup", "prepared"]
 
 
 _STOP_TIMEOUT = 20
@@ -399,44 +398,6 @@ def shell_of(machine: Machine) -> Shell:
 
     assert machine.ssh is not None
     return SshShell(machine.ssh)
-
-
-# The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.
-RECEIVE = (
-    'umask 077; trap "" HUP PIPE; cat > "$2" && '
-    '{ test "$(wc -c < "$2")" -eq "$3" || { echo "cut short" >&2; false; }; } && '
-    'mv -f -- "$2" "$1" && exit 0; code=$?; rm -f -- "$2"; exit "$code"'
-)
-_REASONS = {
-    "No space left": "the disk there is full. Free some space, or set SKYWARD_CACHE there to a directory on another.",
-    "quota exceeded": "the user's share of the disk there is used up. Free some space, or ask for more.",
-    "Read-only file system": "the disk there cannot be written to. Set SKYWARD_CACHE there to a directory on another.",
-    "Permission denied": "the user may not write there. Choose a directory of the user's own.",
-    "nonexistent": "the directory does not exist there.",
-    "No such file": "the directory does not exist there.",
-    "cut short": "not all of it arrived: the file changed while it was read, or the connection broke. Try again.",
-}
-
-
-def send(
-    run: Callable[[Sequence[str], bytes | IO[bytes], float | None], Finished],
-    name: str,
-    source: bytes | Path,
-    dest: str,
-) -> None:
-    receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
-    if isinstance(source, Path):
-        with source.open("rb") as file:
-            done = run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
-    else:
-        done = run([*receive, str(len(source))], source, None)
-    if done.code != 0:
-        raise not_copied(name, dest, done)
-
-
-def not_copied(name: str, dest: str, done: Finished) -> BootstrapError:
-    why = next((words for sign, words in _REASONS.items() if sign in done.err), "")
-    return BootstrapError(f"copying to {name}:{dest}", f"{why}\n{done.err}".strip(), None, done.code)
 
 
 _INTERVAL = 10.0

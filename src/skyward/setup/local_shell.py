@@ -1,4 +1,4 @@
-"""The shell of a local machine: runs programs on this computer."""
+"""The shell of a local machine: runs programs on this computer. And what shells have in common: how they copy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from skyward.api.secret import looks_secret
 from skyward.api.shell import Finished, Process
+from skyward.errors import BootstrapError
 
-__all__ = ["LocalShell", "Program", "inherited"]
+__all__ = ["RECEIVE", "LocalShell", "Program", "inherited", "not_copied", "send"]
 
 _PASSED = frozenset(
     """
@@ -130,3 +132,41 @@ class LocalShell:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+# The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.
+RECEIVE = (
+    'umask 077; trap "" HUP PIPE; cat > "$2" && '
+    '{ test "$(wc -c < "$2")" -eq "$3" || { echo "cut short" >&2; false; }; } && '
+    'mv -f -- "$2" "$1" && exit 0; code=$?; rm -f -- "$2"; exit "$code"'
+)
+_REASONS = {
+    "No space left": "the disk there is full. Free some space, or set SKYWARD_CACHE there to a directory on another.",
+    "quota exceeded": "the user's share of the disk there is used up. Free some space, or ask for more.",
+    "Read-only file system": "the disk there cannot be written to. Set SKYWARD_CACHE there to a directory on another.",
+    "Permission denied": "the user may not write there. Choose a directory of the user's own.",
+    "nonexistent": "the directory does not exist there.",
+    "No such file": "the directory does not exist there.",
+    "cut short": "not all of it arrived: the file changed while it was read, or the connection broke. Try again.",
+}
+
+
+def send(
+    run: Callable[[Sequence[str], bytes | IO[bytes], float | None], Finished],
+    name: str,
+    source: bytes | Path,
+    dest: str,
+) -> None:
+    receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            done = run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
+    else:
+        done = run([*receive, str(len(source))], source, None)
+    if done.code != 0:
+        raise not_copied(name, dest, done)
+
+
+def not_copied(name: str, dest: str, done: Finished) -> BootstrapError:
+    why = next((words for sign, words in _REASONS.items() if sign in done.err), "")
+    return BootstrapError(f"copying to {name}:{dest}", f"{why}\n{done.err}".strip(), None, done.code)

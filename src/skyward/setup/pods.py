@@ -22,9 +22,8 @@ from typing import IO
 from skyward.api.shell import Finished, PodTarget, Process
 from skyward.errors import BootstrapError, HostUnreachable
 from skyward.node.pod import REACHED
-from skyward.setup.hosts import send
 from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, LoginExpired, environment
-from skyward.setup.local_shell import Program
+from skyward.setup.local_shell import Program, send
 from skyward.transport.backoff import backoff
 
 __all__ = ["CONTAINER", "PROGRAM", "PodShell"]

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 import skyward
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
-from skyward.setup.hosts import RECEIVE
+from skyward.setup.local_shell import RECEIVE
 from skyward.setup.ssh import shell as shell_file
 from skyward.setup.ssh.connection import options, remote_line
 from skyward.setup.ssh.shell import SshShell

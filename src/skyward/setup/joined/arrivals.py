@@ -36,8 +36,8 @@ from skyward.node.check_network import addresses
 from skyward.node.join import MARK, STDERR, STDIN, STDOUT, Pump, token
 from skyward.node.orders import ClientToJoiner, JoinerToClient
 from skyward.node.peers import plain
-from skyward.setup.hosts import RECEIVE, not_copied
 from skyward.setup.joined.members import Control, JoinedMachine, Listener, MachineLeft, Member, NotStarted
+from skyward.setup.local_shell import RECEIVE, not_copied
 from skyward.transport.certificates import Authority
 from skyward.transport.codec import Message, Receiver, handles
 

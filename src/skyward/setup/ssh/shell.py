@@ -22,8 +22,7 @@ from typing import IO
 from skyward.api.secret import ssh_environment
 from skyward.api.shell import Finished, Process, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
-from skyward.setup.hosts import send
-from skyward.setup.local_shell import Program
+from skyward.setup.local_shell import Program, send
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line, would_send
 from skyward.transport.backoff import backoff
 
