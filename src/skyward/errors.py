@@ -55,9 +55,10 @@ from __future__ import annotations
 import errno as _errno
 from collections.abc import Sequence
 from textwrap import indent
+from typing import TYPE_CHECKING
 
-from skyward.api.base_errors import InvalidArgument, MissingPackage, SkywardError
-from skyward.api.stacks import Stacks
+if TYPE_CHECKING:
+    from skyward.api.stacks import Stacks
 
 __all__ = [
     "AcceleratorMismatch",
@@ -107,6 +108,28 @@ __all__ = [
     "TaskTimeout",
     "TransferError",
 ]
+
+
+REMOTE = "remote traceback:"
+"""Marks the note of an exception that came from a node."""
+
+_LONGEST = 400
+
+
+class SkywardError(Exception):
+    """Base of every error of Skyward's own."""
+
+    def __repr__(self) -> str:
+        first = str(self).partition("\n")[0]
+        return f"{type(self).__name__}({first if len(first) <= _LONGEST else first[:_LONGEST] + '...'!r})"
+
+
+class InvalidArgument(SkywardError, ValueError):
+    """A value that cannot work, found before anything was started."""
+
+
+class MissingPackage(SkywardError, ImportError):
+    """An optional package that this computer lacks; the message says how to install it."""
 
 
 class PoolClosed(SkywardError, RuntimeError):

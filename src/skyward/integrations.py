@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from skyward import events, plugins
+from skyward import events
 from skyward.accelerators import Accelerator
 from skyward.api.image import Image
 from skyward.api.plugin import Plugin
@@ -21,7 +21,7 @@ from skyward.history.lines import summary
 from skyward.history.state import FAILED, Attempt, PoolState
 from skyward.plugins._huggingface import transformers
 from skyward.plugins._jax import decorated as jax
-from skyward.plugins._joblib import joblib_backend
+from skyward.plugins._joblib import joblib, joblib_backend, sklearn
 from skyward.plugins._keras import decorated as keras
 from skyward.plugins._optuna import optuna
 from skyward.plugins._torch import decorated as torch
@@ -77,7 +77,7 @@ def JoblibPool(
         joblib_version: a number or a constraint such as ">=1.4". Default: this computer's version.
     """
     return _pool(
-        plugins.joblib(joblib_version, max_inflight=max_inflight, progress=progress),
+        joblib(joblib_version, max_inflight=max_inflight, progress=progress),
         concurrency,
         options,
         provider=provider,
@@ -114,7 +114,7 @@ def ScikitLearnPool(
     constraint such as ">=1.5"; by default this computer's version.
     """
     return _pool(
-        plugins.sklearn(sklearn_version, max_inflight=max_inflight, progress=progress),
+        sklearn(sklearn_version, max_inflight=max_inflight, progress=progress),
         concurrency,
         options,
         provider=provider,

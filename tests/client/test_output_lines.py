@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from skyward.api import secret
 from skyward.api.secret import hide
 from skyward.client.output import Lines, Transcript
-from skyward.node.logs import MARK, parsed, readable
+from skyward.node.logs import parsed, readable
+from skyward.node.settings import MARK
 
 
 def fed(*chunks: bytes) -> list[str]:

@@ -18,7 +18,8 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.client.output import Watch, relay_records, snapshot
-from skyward.node.logs import MARK, parsed
+from skyward.node.logs import parsed
+from skyward.node.settings import MARK
 from tests.support.waiting import until
 
 

@@ -15,7 +15,8 @@ import skyward as sky
 from skyward.api.reporting import Report, Thinned
 from skyward.client.gather import GroupCounter
 from skyward.events import GroupProgress, Progress, QueueLength
-from skyward.node.logs import MARK, parsed
+from skyward.node.logs import parsed
+from skyward.node.settings import MARK
 from tests.support.waiting import until
 
 

@@ -18,7 +18,8 @@ import pytest
 import skyward as sky
 from skyward.client.output import Watch, snapshot
 from skyward.events import Warned
-from skyward.node.logs import MARK, parsed
+from skyward.node.logs import parsed
+from skyward.node.settings import MARK
 from skyward.view.console import WarningLines
 from tests.support.waiting import until
 

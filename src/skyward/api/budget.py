@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from skyward.api.base_errors import InvalidArgument
+from skyward.errors import InvalidArgument
 
 __all__ = ["LAST_MACHINE", "check_price", "spent_at"]
 

@@ -37,10 +37,10 @@ from typing import (
     overload,
 )
 
-from skyward.api.base_errors import hide_frames
 from skyward.api.brief import brief, described
+from skyward.api.checks import check_switches
 from skyward.api.futures import AwaitableFuture, LocalItems, Stream, Untyped
-from skyward.api.usage_errors import FOR_FUNCTIONS, FOR_GROUPS, Unsent, check_switches, corrects_call, usable
+from skyward.api.usage_errors import FOR_FUNCTIONS, FOR_GROUPS, Unsent, corrects_call, hide_frames, usable
 from skyward.errors import InvalidArgument, PoolClosed
 
 __all__ = [

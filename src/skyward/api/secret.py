@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from skyward.api.base_errors import InvalidArgument
+from skyward.errors import InvalidArgument
 
 __all__ = [
     "MASK",

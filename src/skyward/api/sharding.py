@@ -9,8 +9,9 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
+from skyward.api.checks import check_switches
 from skyward.api.info import holds_group, is_head, note_shard, pool_info
-from skyward.api.usage_errors import check_switches, corrects_call
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument
 
 __all__ = ["shard"]

@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from skyward.api.base_errors import InvalidArgument, hide_frames
-from skyward.api.brief import brief
+from skyward.errors import REMOTE, SkywardError
 
 __all__ = [
     "FOR_FUNCTIONS",
@@ -22,13 +21,10 @@ __all__ = [
     "FOR_POOLS",
     "SPELLED",
     "Unsent",
-    "check_pairs",
-    "check_path",
-    "check_port",
-    "check_switches",
     "corrects",
     "corrects_call",
     "deprecated",
+    "hide_frames",
     "instead_of",
     "usable",
 ]
@@ -159,39 +155,6 @@ def _sentence(words: str, spelled: str, name: str, known: tuple[str, ...], hints
     return f"{words} has no option {name!r}. {found}"
 
 
-def check_switches(**given: object) -> None:
-    for name, value in given.items():
-        if not isinstance(value, bool):
-            raise InvalidArgument(f"{name}={brief(value)}: expected True or False.")
-
-
-def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
-    pairs: Any = cast(Any, given).items() if isinstance(given, Mapping) else given
-    try:
-        return [(key, value) for key, value in pairs]
-    except (TypeError, ValueError):
-        raise InvalidArgument(
-            f"{name}={brief(cast(object, given))}: expected a dictionary, {name}={example}."
-        ) from None
-
-
-def check_port(port: object) -> None:
-    if type(port) is not int or not 0 <= port <= 65535:
-        raise InvalidArgument(f"port={port!r} is not a port. Give a number from 1 to 65535, or 0 for one that is free.")
-
-
-def check_path(what: str, value: object, example: str) -> str:
-    if isinstance(value, str | os.PathLike):
-        text = os.fspath(cast("str | os.PathLike[str]", value))
-        if isinstance(text, str):
-            return text
-    several = " Call it for each of them." if isinstance(value, list | tuple | set) else ""
-    raise InvalidArgument(
-        f"{what}={brief(cast(object, value))}: expected the path of a file or folder, as a text or a pathlib.Path. "
-        f"Write {example}.{several}"
-    )
-
-
 _AFTERWARDS = frozenset({"result", "get", "exception", "done", "cancel", "add_done_callback", "compute", "join"})
 
 
@@ -287,3 +250,24 @@ def deprecated(name: str, instead: str, *, removal: str) -> None:
 def usable(name: str) -> bool:
     """Whether a name is safe as part of a path and of a command."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
+
+
+_OURS = (
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+    os.path.join(os.path.dirname(os.__file__), "concurrent", "futures", ""),
+)
+
+
+def hide_frames(exc: BaseException) -> None:
+    """Drops our frames below the caller's, unless user code is below. Called where users enter."""
+    notes = getattr(exc, "__notes__", ())
+    if not isinstance(exc, SkywardError) and not any(REMOTE in note for note in notes if isinstance(note, str)):
+        return  # it may be a mistake of ours: all frames are needed
+    top = exc.__traceback__
+    below = top.tb_next if top is not None else None
+    while below is not None:
+        if not below.tb_frame.f_code.co_filename.startswith(_OURS):
+            return
+        below = below.tb_next
+    if top is not None:
+        top.tb_next = None

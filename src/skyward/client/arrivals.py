@@ -14,8 +14,9 @@ from skyward.client.call import CallFuture, Packed, discard, is_light, unpacked
 from skyward.client.output import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
-from skyward.node.logs import MARK, parsed
+from skyward.node.logs import parsed
 from skyward.node.protocol import NO_BLOBS, AgentToClient, ClientToAgent, Files, Grant, Returned, Verdict, output_cost
+from skyward.node.settings import MARK
 from skyward.transport.blobs import key_of
 from skyward.transport.codec import Message, handles
 from skyward.transport.frames import Malformed

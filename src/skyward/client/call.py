@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skyward.api.base_errors import hide_frames
 from skyward.api.brief import glance
 from skyward.api.compute import PendingCompute
 from skyward.api.ref import Ref
 from skyward.api.secret import hide
+from skyward.api.usage_errors import hide_frames
 from skyward.client.futures import UserFuture
 from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
 from skyward.node.protocol import Blobs, Header, Returned

@@ -15,8 +15,7 @@ from skyward.errors import AcceleratorMismatch, BootstrapError, PluginError, Sky
 from skyward.node.protocol import ClientToAgent, Info
 from skyward.node.settings import Greeting, SetupSettings
 from skyward.transport import exceptions
-from skyward.transport.codec import Message
-from skyward.transport.exceptions import Described
+from skyward.transport.codec import Described, Message
 from skyward.transport.frames import Malformed
 
 __all__ = ["NODES", "Node", "Nodes"]

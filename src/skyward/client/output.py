@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from skyward.api.secret import hide, hide_beginning, hide_bytes, longest
 from skyward.events import Event, Log, Warned
-from skyward.node.logs import MARK
+from skyward.node.settings import MARK
 
 if TYPE_CHECKING:
     from skyward.node.logs import Filter

@@ -14,15 +14,17 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from skyward import events
 from skyward.api.spec import Ranks
 from skyward.api.stacks import Frame, Stack, Stacks
 from skyward.client.actions import Emit, Post, Stall, StallAction
-from skyward.client.call import Call
 from skyward.errors import Stalled
 from skyward.node.protocol import Body, ClientToAgent, CodeFrames, Facts
+
+if TYPE_CHECKING:
+    from skyward.client.call import Call
 
 __all__ = [
     "Collective",

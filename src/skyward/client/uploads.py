@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from skyward.client.call import Call
 from skyward.node.protocol import Blobs, ClientToAgent, InputEnd, InputItems
 from skyward.transport import blobs, exceptions
 from skyward.transport.backoff import backoff
@@ -21,6 +20,9 @@ from skyward.transport.codec import Message
 from skyward.transport.frames import Malformed, nbytes
 from skyward.transport.payload import Packer
 from skyward.transport.streams import Producer
+
+if TYPE_CHECKING:
+    from skyward.client.call import Call
 
 __all__ = [
     "Parts",

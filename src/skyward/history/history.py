@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from skyward import events
-from skyward.api.usage_errors import check_path
+from skyward.api.checks import check_path
 from skyward.errors import InvalidArgument
 from skyward.events import Event
 from skyward.history.state import Attempt, PoolState

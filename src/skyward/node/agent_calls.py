@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import signal
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 from skyward.node.agent_slots import (
@@ -40,7 +41,6 @@ from skyward.node.protocol import (
     Verdict,
 )
 from skyward.node.settings import SetupSettings
-from skyward.node.timers import CallTimers
 from skyward.transport.codec import Message
 from skyward.transport.records import replace
 
@@ -416,6 +416,31 @@ class AgentCalls:
             self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
         self._tell(completed(verdict, call, slot, seconds))
         call.buffers = []
+
+
+class CallTimers:
+    def __init__(self, calls: Mapping[str, NodeCall]) -> None:
+        self._calls = calls
+        self._heap: list[tuple[float, int, str, NodeCall]] = []
+        self._count = itertools.count()
+
+    def add(self, when: float, event: str, call: NodeCall) -> None:
+        heapq.heappush(self._heap, (when, next(self._count), event, call))
+        if len(self._heap) > 64 + 4 * len(self._calls):
+            self._heap = [entry for entry in self._heap if self._waits(entry[3])]
+            heapq.heapify(self._heap)
+
+    def due(self) -> float:
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def over(self, now: float) -> Iterator[tuple[str, NodeCall]]:
+        while self._heap and self._heap[0][0] <= now:
+            _, _, event, call = heapq.heappop(self._heap)
+            if self._waits(call):
+                yield event, call
+
+    def _waits(self, call: NodeCall) -> bool:
+        return self._calls.get(call.id) is call
 
 
 class Audit:

@@ -10,8 +10,7 @@ from typing import Literal
 from skyward.node.orders import SCARCE
 from skyward.node.protocol import AgentToClient, Header
 from skyward.node.settings import SetupSettings
-from skyward.transport.codec import Buffers, Message
-from skyward.transport.exceptions import Described
+from skyward.transport.codec import Buffers, Described, Message
 from skyward.transport.records import Record
 
 __all__ = [

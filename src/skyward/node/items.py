@@ -11,6 +11,7 @@ from typing import Any
 from skyward.api.brief import brief
 from skyward.api.compute import name_of
 from skyward.transport import exceptions
+from skyward.transport.codec import Described
 
 __all__ = ["EachItem", "FailedItem", "not_for_generators"]
 
@@ -63,7 +64,7 @@ class EachItem:
 
 @dataclass(frozen=True)
 class FailedItem:
-    described: exceptions.Described
+    described: Described
     data: bytes
 
     def error(self) -> BaseException:

@@ -19,9 +19,9 @@ from functools import partial, wraps
 from typing import Any, Literal, TextIO, cast
 
 from skyward.api import reporting
-from skyward.node.settings import LogSettings
+from skyward.node.settings import MARK, LogSettings
 
-__all__ = ["MARK", "Filter", "Kind", "apply", "install", "parsed", "readable", "write"]
+__all__ = ["Filter", "Kind", "apply", "install", "parsed", "readable", "write"]
 
 
 _MOST = 1 << 16
@@ -87,7 +87,6 @@ class _Forward(logging.Handler):
 
 Kind = Literal["log", "progress", "warning"]
 
-MARK = "\x1eskyward-"
 LONGEST_NAME = 1000
 _MOST_NAMES = 20
 _LARGEST = 1 << 64

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from skyward.node.settings import LogSettings, RunnerSettings, SetupSettings
 from skyward.node.status_page import ID_BYTES
-from skyward.transport.codec import MOST, Buffers, Direction, Length, Message, Raw, Wire, Within
-from skyward.transport.exceptions import Described
+from skyward.transport.codec import MOST, Buffers, Described, Direction, Length, Message, Raw, Wire, Within
 from skyward.transport.frames import Malformed
 
 # fmt: off

@@ -51,8 +51,7 @@ from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
 from skyward.transport.blobs import size_of
-from skyward.transport.codec import Buffers, Message, Raw, Receiver, handles, split
-from skyward.transport.exceptions import Described
+from skyward.transport.codec import Buffers, Described, Message, Raw, Receiver, handles, split
 from skyward.transport.payload import unpack
 from skyward.transport.streams import Consumer
 

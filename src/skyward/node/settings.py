@@ -11,6 +11,7 @@ from skyward.transport.codec import Within, fits
 from skyward.transport.frames import Malformed
 
 __all__ = [
+    "MARK",
     "FoundGpu",
     "Greeting",
     "LogSettings",
@@ -61,6 +62,10 @@ class Greeting(TypedDict, total=False):
     gpu_names: list[str]
     gpu_variable: str
     cpus: Annotated[int, Within(1, 1 << 31)]
+
+
+MARK = "\x1eskyward-"
+"""Begins a line of stderr that is a record, a warning or a report (`node/logs.py`)."""
 
 
 class LogSettings(TypedDict, total=False):

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from skyward.api.base_errors import SkywardError
+from skyward.errors import SkywardError
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient, RunOrder, written
 from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, PROGRAM, RESULTS, RETURNED, RUN, RUN_NAME

@@ -1,14 +1,12 @@
-"""Timers of the agent, and of its calls."""
+"""Timers of a loop."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
-from skyward.node.agent_slots import NodeCall
-
-__all__ = ["CallTimers", "Timers"]
+__all__ = ["Timers"]
 
 
 class Timers:
@@ -39,28 +37,3 @@ class Timers:
             act = self._acts.pop(heapq.heappop(self._heap)[1], None)
             if act is not None:
                 act()
-
-
-class CallTimers:
-    def __init__(self, calls: Mapping[str, NodeCall]) -> None:
-        self._calls = calls
-        self._heap: list[tuple[float, int, str, NodeCall]] = []
-        self._count = itertools.count()
-
-    def add(self, when: float, event: str, call: NodeCall) -> None:
-        heapq.heappush(self._heap, (when, next(self._count), event, call))
-        if len(self._heap) > 64 + 4 * len(self._calls):
-            self._heap = [entry for entry in self._heap if self._waits(entry[3])]
-            heapq.heapify(self._heap)
-
-    def due(self) -> float:
-        return self._heap[0][0] if self._heap else float("inf")
-
-    def over(self, now: float) -> Iterator[tuple[str, NodeCall]]:
-        while self._heap and self._heap[0][0] <= now:
-            _, _, event, call = heapq.heappop(self._heap)
-            if self._waits(call):
-                yield event, call
-
-    def _waits(self, call: NodeCall) -> bool:
-        return self._calls.get(call.id) is call

@@ -10,10 +10,9 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from skyward.api.base_errors import InvalidArgument
 from skyward.api.compute import PendingCompute, Target
 from skyward.client.gather import error_of
-from skyward.errors import PoolClosed
+from skyward.errors import InvalidArgument, PoolClosed
 from skyward.events import Progress
 from skyward.history.runs import open_run
 

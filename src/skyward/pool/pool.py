@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, TypeVarTup
 
 from skyward import events
 from skyward.accelerators import Accelerator
-from skyward.api.base_errors import hide_frames
+from skyward.api.checks import check_path, check_switches
 from skyward.api.compute import (
     Compute,
     GroupOptions,
@@ -42,15 +42,7 @@ from skyward.api.provider import Provider, Receipt
 from skyward.api.ref import Ref
 from skyward.api.spec import WEEK, Spec, Worker
 from skyward.api.stacks import Stacks
-from skyward.api.usage_errors import (
-    FOR_GROUPS,
-    FOR_POOLS,
-    check_path,
-    check_switches,
-    corrects,
-    corrects_call,
-    deprecated,
-)
+from skyward.api.usage_errors import FOR_GROUPS, FOR_POOLS, corrects, corrects_call, deprecated, hide_frames
 from skyward.client import gather
 from skyward.client.futures import UserCode, when_done
 from skyward.client.gather import GroupCounter

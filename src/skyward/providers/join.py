@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from skyward.api.checks import check_path, check_port
 from skyward.api.image import check_number
 from skyward.api.provider import Lease, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
-from skyward.api.usage_errors import check_path, check_port, corrects
+from skyward.api.usage_errors import corrects
 from skyward.errors import InvalidArgument
 from skyward.machines.ledger import pool_dir
 from skyward.node import join_notice

@@ -27,6 +27,7 @@ from typing import (
     Literal,
     NotRequired,
     ParamSpec,
+    TypedDict,
     TypeVar,
     Union,
     cast,
@@ -42,6 +43,7 @@ from skyward.transport.records import Record, fields_of
 __all__ = [
     "MOST",
     "Buffers",
+    "Described",
     "Direction",
     "Length",
     "Message",
@@ -60,6 +62,16 @@ __all__ = [
 
 Raw = list[Any]
 Buffers = Sequence[Any]
+
+
+class Described(TypedDict):
+    """An exception as text."""
+
+    type: str
+    message: str
+    traceback: str
+    notes: NotRequired[list[str]]
+
 
 _COUNT = (1 << 63) - 1
 MOST = sys.float_info.max

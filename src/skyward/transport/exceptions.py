@@ -21,15 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NotRequired, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from skyward.api.base_errors import REMOTE
 from skyward.api.secret import any_hidden, hide, hide_bytes
-from skyward.errors import RemoteError, SkywardError
+from skyward.errors import REMOTE, RemoteError, SkywardError
+from skyward.transport.codec import Described
 from skyward.transport.payload import Pickler, unpack
 
 __all__ = [
-    "Described",
     "PackedError",
     "annotate",
     "as_text",
@@ -94,13 +93,6 @@ def rebuilding() -> Generator[None]:
         yield
     except PackedError as exc:
         raise exc.rebuilt() from None
-
-
-class Described(TypedDict):
-    type: str
-    message: str
-    traceback: str
-    notes: NotRequired[list[str]]
 
 
 def capture(exc: BaseException) -> tuple[Described, bytes]:

@@ -13,7 +13,7 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
-from skyward.api.base_errors import SkywardError
+from skyward.errors import SkywardError
 
 __all__ = ["NotPrivate", "check", "check_file", "fresh", "hold", "is_locked", "is_private", "let_go", "make"]
 

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
+from skyward.api.checks import check_pairs, check_port
 from skyward.api.image import check_number, check_one_of
 from skyward.api.provider import Availability, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
-from skyward.api.usage_errors import check_pairs, check_port, corrects
+from skyward.api.usage_errors import corrects
 from skyward.errors import BootstrapError, InvalidArgument, NotGivenBack, SkywardError
 from skyward.machines.asking import Waiting, ended
 from skyward.machines.ledger import History, Ledger, given_back, pool_dir, read

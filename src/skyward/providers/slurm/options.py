@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward.accelerators import Accelerator
+from skyward.api.checks import check_pairs
 from skyward.api.spec import WEEK, Spec
-from skyward.api.usage_errors import check_pairs
 from skyward.errors import InvalidArgument, NoOffer
 
 __all__ = [
