@@ -65,7 +65,7 @@ What `sky.detach` and `sky.attach` return.
 
 ::: skyward.pool.run.RunStatus
 
-::: skyward.pool.run_files.Fetched
+::: skyward.node.run_files.Fetched
 """
 
 _FUTURES = """\

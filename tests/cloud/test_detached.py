@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -13,7 +14,7 @@ import pytest
 from skyward.cli.main import main
 from skyward.machines.ledger import histories
 from skyward.pool.run import Run
-from tests.cloud.machines import Hosts
+from tests.cloud.machines import CACHE, Hosts
 from tests.support.cloud import Cloud
 from tests.support.leftovers import watchdogs
 from tests.support.waiting import until
@@ -45,11 +46,11 @@ def submit(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sub
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
-    def start(seconds: float = 0, lease: float = 900, before: str = "") -> Run:
+    def start(*words: str, seconds: float = 0, lease: float = 900, before: str = "") -> Run:
         text = PROGRAM.replace("{endpoint!r}", repr(cloud.endpoint)).replace("{lease}", str(lease))
         Path("train.py").write_text(text.replace("{seconds}", str(seconds)))
         code = f"import os\n{before}\nfrom skyward.cli.main import main\nmain()\nos.kill(os.getpid(), 9)"
-        argv = [sys.executable, "-c", code, "run", "--detach", "train.py", "--name", "grid"]
+        argv = [sys.executable, "-c", code, "run", "--detach", "train.py", "--name", "grid", *words]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == -9, done.stderr
         assert "grid runs" in done.stdout, done.stderr
@@ -79,6 +80,41 @@ def test_machines_end_by_themselves_when_nobody_comes_back(
     assert left.detached_until
     assert main(["down", left.pool, "--yes", "--endpoint-url", cloud.endpoint]) == 0
     assert (cloud.leftovers(), list(histories())) == ([], [])
+
+
+@pytest.fixture
+def kept(hosts_cache: Path) -> Iterator[Path]:
+    """A folder that machines and this computer see."""
+    yield hosts_cache / "kept"
+    shutil.rmtree(hosts_cache / "kept", ignore_errors=True)
+
+
+def test_node_0_stays_as_long_as_wanted_and_not_for_long_when_its_files_are_elsewhere(
+    cloud: Cloud, hosts: Hosts, submit: Submit, kept: Path
+) -> None:
+    run = submit("--hold", "2")
+    until(lambda: not cloud.running(), 180)
+    (left,) = histories()
+    assert main(["down", left.pool, "--yes", "--endpoint-url", cloud.endpoint]) == 0
+    assert run.status.stage == "lost", "nobody came by"
+    assert main(["runs", "drop", "grid"]) == 0
+    run = submit("--results", f"{CACHE}/kept", before="import skyward.pool.detached as d\nd._HOLD_COPIED = 2.0")
+    assert run.wait(180).stage == "finished"
+    until(lambda: not cloud.running(), 180)
+    assert (kept / "grid" / "output").read_text() == "[3, 3] []\nthe end\n"
+
+
+def test_before_a_spot_machine_is_taken_away_the_files_of_its_run_are_copied(
+    cloud: Cloud, hosts: Hosts, submit: Submit, kept: Path
+) -> None:
+    run = submit("--results", f"{CACHE}/kept", seconds=600)
+    until(lambda: b"[3, 3]" in b"".join(run.output()), 120)
+    output = kept / "grid" / "output"
+    assert not output.exists() or not output.read_text()
+    for machine in cloud.running():
+        cloud.notice(machine.id, 60)
+    until(lambda: "[3, 3]" in output.read_text(), 50)
+    assert main(["stop", "grid"]) == 0
 
 
 def test_nobody_takes_a_run_for_garbage_and_it_can_be_stopped(

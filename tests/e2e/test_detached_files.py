@@ -166,3 +166,54 @@ def test_a_large_result_on_a_full_disk_is_a_failure_that_says_so() -> None:
     with pytest.raises(SkywardError, match=r"does not take the 21\.0 MB .*No space left on device"):
         run.result(timeout=120)
     assert run.status.stage == "failed"
+
+
+def test_at_its_end_the_files_of_a_run_are_copied_to_where_its_user_wants_them(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    file = program(f"open({RESULTS} + 'model.pt', 'wb').write(bytes(3_000_000)); print('saved')")
+    submitted = submit(file, "--name", "grid", "--results", "kept")
+    assert f"At its end its files are copied to {os.getcwd()}/kept/grid on node 0." in submitted.stdout
+    assert main(["attach", "grid"]) == 0
+    found, there = files("kept/grid"), files("state/runs/grid/folder")
+    assert found["results/model.pt"] == bytes(3_000_000)
+    assert found["output"] == there["output"]
+    assert b'"ended"' in found["journal"]
+    assert there["journal"].startswith(found["journal"])
+    assert main(["runs", "drop", "grid"]) == 0
+    again = submit(file, "--name", "grid", "--results", "kept")
+    assert again.returncode == 1
+    assert "results= cannot be used: " in again.stderr
+    assert "kept/grid has the files of another run than grid" in again.stderr
+    assert files("kept/grid") == found
+
+
+def test_a_copy_that_finds_no_room_is_named_and_the_files_stay_where_they_are(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    file = program(f"""
+        open({RESULTS} + 'model.pt', 'w').write('model')
+        os.unlink('kept/grid/output')
+        os.symlink('/dev/full', 'kept/grid/output')
+        print("saved", flush=True)
+        """)
+    assert submit(file, "--name", "grid", "--results", "kept").returncode == 0
+    assert main(["attach", "grid"]) == 1
+    said = capfd.readouterr().err
+    assert f"its files are not in {os.getcwd()}/kept/grid: copying" in said
+    assert "No space left on device" in said
+    assert "grid is over: finished" in said
+    assert Run("grid").fetch("copy").files >= 2
+    assert files("copy")["results/model.pt"] == b"model"
+
+
+def test_what_results_and_hold_cannot_mean_is_refused_at_submission(capfd: pytest.CaptureFixture[str]) -> None:
+    file = program("pass")
+    Path("kept").write_text("a file")
+    assert main(["run", "--detach", file, "--results", "kept"]) == 1
+    assert "results= cannot be used: copying" in capfd.readouterr().err
+    assert main(["run", "--detach", file, "--hold", "60"]) == 1
+    assert "hold= is for rented machines; with Local a run's files stay" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", file, "--hold", "60"])
+    assert "--hold is for runs with --detach" in capfd.readouterr().err

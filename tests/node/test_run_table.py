@@ -26,7 +26,7 @@ def test_a_run_that_never_began_ends_everything(kind: str) -> None:
 def test_what_a_program_left_is_killed_before_its_end_is_written() -> None:
     assert acts(Run("running"), Event("exited", 0)) == (
         "holding",
-        ["kill driver", "write ended: exited", "end others"],
+        ["kill driver", "write ended: exited", "end others", "copy"],
     )
 
 
@@ -44,7 +44,7 @@ def test_a_program_that_succeeded_is_not_started_again() -> None:
 def test_a_program_that_is_being_stopped_is_not_started_again() -> None:
     run, _ = Run("running", restarts=3).step(Event("stop"))
     assert run.state == "stopping"
-    assert acts(run, Event("exited", 143)) == ("holding", ["kill driver", "write ended: stop", "end others"])
+    assert acts(run, Event("exited", 143)) == ("holding", ["kill driver", "write ended: stop", "end others", "copy"])
 
 
 def test_a_program_that_does_not_stop_is_killed() -> None:

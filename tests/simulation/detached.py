@@ -79,6 +79,7 @@ class SimSteward(Steward):
         self._order, self._clock = order, lambda: world.now
         self._run, self._epoch = Run(restarts=order.restarts), 0
         self._end, self._since = world.now + order.left, world.now
+        self._hold, self._closing = order.hold, order.grace + 5
         self._journal: Any = SimpleNamespace(append=world.journal.append)
         self._output: Any = SimpleNamespace(settle=lambda: None, make_room=lambda: None, end=lambda: None, size=0)
         self._leases = Leases([agent["node"] for agent in order.agents], world)

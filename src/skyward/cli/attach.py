@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
             "sky attach grid --all           from the beginning",
             "sky attach grid --host gpu1     from another computer",
         ],
-        "exit status: that of the run's program, 128 + N if signal N ended it; 1 if the run ended otherwise, 2 for a "
-        "wrong command line, 130 after Ctrl-C.",
+        "exit status: that of the run's program, 128 + N if signal N ended it; 1 if the run ended otherwise or its "
+        "files could not be copied to --results, 2 for a wrong command line, 130 after Ctrl-C.",
     )
     parser.add_argument("name", metavar="NAME", help="the run's name; `sky runs` lists them")
     parser.add_argument("--all", action="store_true", help="print its output from the beginning")
@@ -57,8 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     told = f", by {found.limit}" if status.stage == "expired" and found.limit else ""
     told += "" if status.code is None else f", exit status {status.code}"
     print(f"sky: {found.name} is over: {status.stage}{told}.", file=sys.stderr)
+    if status.not_copied:
+        print(f"sky: its files are not in {found.results}: {status.not_copied}", file=sys.stderr)
     if status.stage == "finished":
-        return 0
+        return 1 if status.not_copied else 0
     code = status.code or 1
     return code if code > 0 else 128 - code
 

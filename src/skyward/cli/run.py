@@ -20,6 +20,7 @@ __all__ = ["add", "own_pool_line", "run", "show_error"]
 
 _POOLS = {"ComputePool", "JoblibPool", "ScikitLearnPool"}
 _OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "budget", "console")
+_DETACHED = ("name", "restarts", "results", "hold")
 _REPEATED = ("host", "pip", "plugin")
 _CODES = (
     "exit status: that of the program; 1 if it raised or the pool could not be opened, 2 for a wrong command line, 130 "
@@ -50,6 +51,12 @@ def add(commands: Any) -> None:
     group.add_argument("--detach", action="store_true", help="start the program, and return")
     group.add_argument("--name", metavar="NAME", help="what the run is called (default: the program's name)")
     group.add_argument("--restarts", type=int, default=0, metavar="K", help="start it again if it fails, K times")
+    group.add_argument(
+        "--results", metavar="DIR", help="a directory of node 0: copy its files to NAME in it at its end"
+    )
+    group.add_argument(
+        "--hold", type=float, metavar="SECONDS", help="how long a rented node 0 stays then, for `sky fetch` (an hour)"
+    )
     parser.usage = "sky run [OPTIONS] FILE [-- ARGUMENTS]"
     parser.set_defaults(run=run, takes_rest=True)
 
@@ -66,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     line = own_pool_line(path.read_bytes())
     if arguments.detach:
         return _detach(path, line, arguments)
-    if arguments.name or arguments.restarts:
-        arguments.error("--name and --restarts are for runs with --detach.")
+    if given := [f"--{name}" for name in _DETACHED if getattr(arguments, name)]:
+        arguments.error(f"{given[0]} is for runs with --detach.")
     inside = RUN in os.environ
     if inside:
         die_with_parent(os.getppid())  # the steward, which keeps the run's output
@@ -90,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     from skyward.cli.plan import run_program
     from skyward.errors import InvalidArgument
-    from skyward.pool.detached import Program, submit
+    from skyward.pool.detached import AtEnd, Program, submit
     from skyward.pool.program_files import imported
     from skyward.pool.program_imports import of_program
     from skyward.pool.run_record import check_free, free_name
@@ -125,7 +132,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     there = [os.path.relpath(file) for file in files]
     program = Program("skyward", argv, os.getcwd(), title, imports=imports, files=there)
     began = time.monotonic()
-    record = submit(pool, name, program, restarts=arguments.restarts)
+    record = submit(pool, name, program, AtEnd(arguments.restarts, arguments.results, arguments.hold))
     handed = record.facts["handed"]
     until = time.strftime("%a %b %d, %H:%M", time.localtime(handed["time"] + handed["left"]))
     until += f" ({handed['limit']})" if handed["limit"] else ""
@@ -133,6 +140,10 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
         f"{record.name} runs (submitted in {time.monotonic() - began:.1f} s). It ends with its program, with `sky stop "
         f"{record.name}`, at the latest on {until}.\nsky attach {record.name}: its output, from where you left off."
     )
+    if handed["results"]:
+        print(f"At its end its files are copied to {handed['results']} on node 0.")
+    if handed["hold"]:
+        print(f"Node 0 stays for up to {handed['hold'] / 60:.3g} min then, until `sky attach` or `sky stop` comes by.")
     return 0
 
 

@@ -63,12 +63,18 @@ class RunOrder:
     go_within: float
     """Seconds to wait for `go`: the submitter may be gone."""
     hold: float
-    """Seconds that node 0 stays after the program."""
+    """Seconds that node 0 stays after the program, unless its files were copied."""
     wanted: dict[str, Any]
     """What a pool must ask for to adopt the machines."""
     placed: dict[str, Any]
     """The machines, as that pool takes them over."""
     head: dict[str, Any]
+    results: str = ""
+    """The directory to which the run's files are copied at its end, if any."""
+    hold_copied: float = 0.0
+    """Seconds that node 0 stays when they were."""
+    notices: str = ""
+    """The function that waits for a notice that this machine is taken away, as `module:name`, if any."""
 
 
 def written(message: Message) -> bytes:

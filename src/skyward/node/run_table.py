@@ -14,7 +14,7 @@ from typing import Literal
 __all__ = ["Act", "Action", "Event", "Run", "State"]
 
 State = Literal["held", "running", "stopping", "holding", "over"]
-Act = Literal["write", "raise epoch", "start driver", "stop driver", "kill driver", "end others", "end all"]
+Act = Literal["write", "raise epoch", "start driver", "stop driver", "kill driver", "end others", "copy", "end all"]
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,5 @@ class Run:
 
     def _ended(self, why: str, code: int) -> tuple[Run, tuple[Action, ...]]:
         """What the program left behind is killed before its end is written: it changes no results afterwards."""
-        acts = Action("kill driver"), Action("write", f"ended: {why}", code), Action("end others")
+        acts = Action("kill driver"), Action("write", f"ended: {why}", code), Action("end others"), Action("copy")
         return replace(self, state="holding"), acts

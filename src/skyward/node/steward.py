@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -29,7 +30,8 @@ from typing import Any, Protocol
 from skyward.errors import SkywardError
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient, RunOrder, written
-from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, PROGRAM, RESULTS, RETURNED, RUN, RUN_NAME
+from skyward.node.run_files import fetch
+from skyward.node.run_folder import FOLDER, JOURNAL, OUTPUT, PROGRAM, RESULTS, RETURNED, RUN, RUN_NAME, RunFolder
 from skyward.node.run_output import OutputFile
 from skyward.node.run_table import Action, Event, Run
 from skyward.transport import includes, local_sockets, private
@@ -45,6 +47,8 @@ _AT_ONCE = 16
 _LONGEST = 3e8
 _PAUSES = 0.0, 1.0, 5.0  # before other machines are told to end, should one not have heard it
 _CLOSING = 5.0  # before the deadline, beside the pool's grace
+_COPYING = 60.0  # before the deadline, with `results=`; less in a short run
+_AGAIN = 10.0  # between copies once the machine is being taken away
 _LONGEST_QUESTION = 1 << 20
 
 
@@ -143,6 +147,8 @@ class Steward:
         self._order, self._keeper, self._clock = order, keeper, clock
         self._run, self._epoch = Run(restarts=order.restarts), 0
         self._end = clock() + min(order.left, _LONGEST)
+        self._hold, self._copying = order.hold, threading.Lock()
+        self._closing = order.grace + _CLOSING + (min(_COPYING, order.left / 10) if order.results else 0.0)
         self._since = clock()  # of the present state
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._driver: subprocess.Popen[bytes] | None = None
@@ -163,11 +169,17 @@ class Steward:
         self._socket = local_sockets.listen(order.socket)
 
     def serve(self) -> None:
-        self._journal.append({"fact": "head", "time": time.time(), "socket": self._order.socket, **self._order.head})
+        head = {"socket": self._order.socket, "results": self._order.results, **self._order.head}
+        self._journal.append({"fact": "head", "time": time.time(), **head})
         self._raise_epoch()
-        if failed := self._renew():
-            say(KeeperToClient.RunRefused("; ".join(f"node {node}: {why}" for node, why in failed.items())))
+        failed = [f"node {node}: {why}" for node, why in self._renew().items()]
+        if why := self._copied(over=False):
+            failed.append(f"results= cannot be used: {why}")
+        if failed:
+            say(KeeperToClient.RunRefused("; ".join(failed)))
             return
+        if self._order.results and self._order.notices:
+            threading.Thread(target=self._copy_at_notice, name="skyward-notice", daemon=True).start()
         for act in (self._hear_keeper, self._accept, self._keep_leases):
             threading.Thread(target=act, name=f"skyward-{act.__name__.strip('_')}", daemon=True).start()
         say(KeeperToClient.RunHeld())
@@ -187,14 +199,14 @@ class Steward:
 
     def _next(self) -> Event:
         order, state = self._order, self._run.state
-        limits = {"deadline": self._end - (0.0 if state in ("held", "holding") else order.grace + _CLOSING)}
+        limits = {"deadline": self._end - (0.0 if state in ("held", "holding") else self._closing)}
         match state:
             case "held":
                 limits["late"] = self._since + order.go_within
             case "stopping":
                 limits = {"grace": min(self._since + order.grace + _CLOSING, self._end)}
             case "holding":
-                limits["hold"] = self._since + order.hold
+                limits["hold"] = self._since + self._hold
             case _:
                 pass
         name = min(limits, key=limits.__getitem__)
@@ -220,6 +232,14 @@ class Steward:
                 self._signal(signal.SIGKILL)
             case "end others":
                 self._end_others()
+            case "copy" if self._order.results:
+                why = self._copied(over=True)
+                self._hold = self._order.hold if why else self._order.hold_copied
+                self._output.make_room()
+                self._journal.append({"fact": "copied", "time": time.time(), "why": why})
+                self._since = self._clock()
+            case "copy":
+                pass
             case "end all":
                 self._end_others()
                 self._tell_end(self._order.here)  # the last ones: their keeper ends us, too
@@ -236,6 +256,30 @@ class Steward:
             self._output.end()
         if action.why == "started":
             say(KeeperToClient.RunStarted())
+
+    def _copied(self, over: bool) -> str:
+        """Why the run's files could not be copied to where its user wants them; empty if they are on disk there."""
+        if not self._order.results:
+            return ""
+        to = Path(self._order.results).expanduser()
+        try:
+            with self._copying:
+                fetch(self._order.head["name"], RunFolder(self._order.folder, ""), to, over)
+                for path in (to, *to.rglob("*")) if over else ():
+                    if not path.is_symlink():
+                        fd = os.open(path, os.O_RDONLY)
+                        os.fsync(fd)
+                        os.close(fd)
+        except (OSError, SkywardError) as exc:
+            return str(exc)
+        return ""
+
+    def _copy_at_notice(self) -> None:
+        module, _, name = self._order.notices.partition(":")
+        getattr(importlib.import_module(module), name)()
+        while True:
+            self._copied(over=False)
+            time.sleep(_AGAIN)
 
     def _raise_epoch(self) -> None:
         """On disk before anybody knows it: a steward never repeats a number."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward import events
+from skyward.api.image import check_number
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError, InvalidArgument
 from skyward.machines.acquire import MACHINES, Candidate
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
     from skyward.setup.fleet import Fleet
 
-__all__ = ["Program", "submit"]
+__all__ = ["AtEnd", "Program", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
 _SOONER = 15.0  # seconds before machines are ended by others
 _HOLD = 3600.0  # seconds for which a rented node 0 stays, so that its output and result can be fetched
+_HOLD_COPIED = 120.0  # if they are elsewhere: whoever follows the run sees its end
 _MOST_PAYLOAD = 64 << 20
 _LINGER = (
     "ends what you run when you log out (KillUserProcesses=yes in logind.conf), a detached run too. Allow it once: "
@@ -74,13 +76,23 @@ class Program:
     """What it needs on another machine beside the image's `includes`, relative to its working directory."""
 
 
-def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0, hold: float = 0.0) -> RunRecord:
+@dataclass(frozen=True)
+class AtEnd:
+    """What is wanted when the program has ended; see `sky.detach`."""
+
+    restarts: int = 0
+    results: str | None = None
+    hold: float | None = None
+
+
+def submit(pool: ComputePool, name: str, program: Program, at_end: AtEnd) -> RunRecord:
     """Gets the machines and starts the program there; on return, the run no longer needs this process."""
     if RUN in os.environ:
         raise InvalidArgument("a program of a detached run cannot submit another one: it has the machines of its own.")
     handing = threading.Event()
     context = replace(pool._context(), handing=handing)  # pyright: ignore[reportPrivateUsage] - same folder
     _refuse(context, pool._candidates, program)  # pyright: ignore[reportPrivateUsage]
+    at_end = _checked(at_end, context, name)
     if len(program.payload) > _MOST_PAYLOAD:
         raise InvalidArgument(
             f"the function and its arguments have {len(program.payload) >> 20:,} MB; a detached run takes "
@@ -89,7 +101,7 @@ def submit(pool: ComputePool, name: str, program: Program, *, restarts: int = 0,
     record = run_record.create(name)
     record.write("submitted", pool=pool.name, program=program.title, provider=context.provider.name)
     try:
-        _submit(pool, context, record, program, restarts, hold, handing)
+        _submit(pool, context, record, program, at_end, handing)
     except BaseException:
         record.close() if handing.is_set() else record.drop()
         raise
@@ -102,8 +114,7 @@ def _submit(
     context: PoolContext,
     record: Submission,
     program: Program,
-    restarts: int,
-    hold: float,
+    at_end: AtEnd,
     handing: threading.Event,
 ) -> None:
     deadline = time.time() + context.spec.ttl
@@ -121,16 +132,22 @@ def _submit(
         target = lease.way_back()
         _check_hosts(context, fleet, target or {})
         host, sooner = fleet.by_node[0], lease.ends_at - _SOONER
+        hold = copied = 0.0 if at_end.hold is None else at_end.hold
         if context.provider.rented and not lease.keeps(host.keeper.directory):
-            hold = max(hold, _HOLD)  # else output and result would be gone with the machine
-            if target:
+            if at_end.hold is None or at_end.results:
+                hold = max(hold, _HOLD)  # else output and result would be gone with the machine
+            if at_end.hold is None:
+                copied = min(hold, _HOLD_COPIED)
+            if target and not at_end.results:
                 context.warn(
                     f"the files of the run cannot be read where Slurm's commands are ({host.keeper.directory} is not "
                     f"there), so its job stays for up to {hold / 60:.0f} min when the program has ended, until `sky "
                     f"attach {record.name}` has fetched them."
                 )
         deadline = min(deadline, sooner)
-        order = _order(context, fleet, record, program, min(deadline, context.ends_at), restarts, hold, target or {})
+        until = min(deadline, context.ends_at)
+        order = _order(context, fleet, record, program, until, at_end.restarts, hold, target or {})
+        order = replace(order, results=at_end.results or "", hold_copied=copied)
         keeper = host.keeper
         assert isinstance(keeper, KeeperClient)
         if why := keeper.hold(order, time.monotonic() + _ANSWER):
@@ -141,7 +158,8 @@ def _submit(
         machines = lease.pool if context.provider.rented else None
         limit = f"the time limit of job {target['job'][0]}" if target and deadline == sooner else ""
         handed = {"target": target, "directory": keeper.directory, "left": order.left, "machines": machines}
-        record.write("handed", **place, **handed, limit=limit)
+        kept = {"results": order.results, "hold": copied if order.results else hold}
+        record.write("handed", **place, **handed, **kept, limit=limit)
         lease.hand_over(record.name, deadline)
         watchdog.drop(MACHINES)
         fleet.let_go()
@@ -203,6 +221,7 @@ def _order(
         placed=fleet.described(),
         head={"name": record.name, "program": program.title, "pool": context.name, "nodes": context.nodes}
         | {"until": deadline, "provider": context.provider.name, "budget": context.budget, "job": target.get("job")},
+        notices=f"{wait.__module__}:{wait.__qualname__}" if (wait := context.access.notices) else "",
     )
 
 
@@ -245,6 +264,21 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
             )
     elif ends_at_logout():
         raise InvalidArgument(f"this computer {_LINGER}")
+
+
+def _checked(at_end: AtEnd, context: PoolContext, name: str) -> AtEnd:
+    if at_end.hold is not None:
+        check_number("hold", at_end.hold, whole=False)
+        if not context.provider.rented:
+            raise InvalidArgument(
+                f"hold= is for rented machines; with {context.provider.name} a run's files stay until `sky runs drop`."
+            )
+    if at_end.results is None:
+        return at_end
+    place = os.path.abspath(os.path.expanduser(at_end.results)) if context.local else at_end.results
+    if not place.startswith(("/", "~/")):
+        raise InvalidArgument(f"results={place!r}: expected a path on node 0 that begins with / or ~/.")
+    return replace(at_end, results=os.path.join(place, name))
 
 
 def _check_hosts(context: PoolContext, fleet: Fleet, target: Mapping[str, Any]) -> None:

@@ -17,10 +17,11 @@ from skyward.api.compute import Compute
 from skyward.api.shell import SshTarget
 from skyward.errors import HostUnreachable, InvalidArgument, SkywardError
 from skyward.history import runs
+from skyward.machines.ledger import histories
+from skyward.node.run_files import Fetched, fetch, pieces
 from skyward.node.run_folder import JOURNAL, OUTPUT, RAISED, RETURNED, RunFolder
 from skyward.pool import run_record
 from skyward.pool.run_call import Call, packed, raised
-from skyward.pool.run_files import Fetched, fetch, pieces
 from skyward.transport import journal
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Run", "RunStatus", "attach", "detach", "take_note"]
 
 _LOOK = 0.2
-_STOPPING = 60.0
 _LAST = 2000
 
-Stage = Literal["submitting", "running", "stopping", "finished", "failed", "stopped", "expired", "lost"]
+Stage = Literal["submitting", "running", "stopping", "copying", "finished", "failed", "stopped", "expired", "lost"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class RunStatus:
     """What is known of a run at a moment; times are seconds since 1970."""
 
     stage: Stage
-    """`expired`: its time or its budget was over. `lost`: its steward or machine is gone, and no end was written."""
+    """`copying`: its program has ended, its files are being copied to `results=`. `expired`: its time or its budget was
+    over. `lost`: its steward or machine is gone, and no end was written.
+    """
     code: int | None = None
     """The program's exit status, when it has ended."""
     began: float | None = None
@@ -49,10 +51,12 @@ class RunStatus:
     """When it ends at the latest."""
     restarts: int = 0
     """How often its program was started again."""
+    not_copied: str = ""
+    """Why its files were not copied to `results=`, if they should have been."""
 
     @property
     def over(self) -> bool:
-        return self.stage not in ("submitting", "running", "stopping")
+        return self.stage not in ("submitting", "running", "stopping", "copying")
 
 
 class Run:
@@ -76,6 +80,11 @@ class Run:
         return self._record.facts.get("handed", {}).get("limit", "")
 
     @property
+    def results(self) -> str:
+        """The directory of node 0 to which its files are copied at its end, if there is one."""
+        return self._record.facts.get("handed", {}).get("results", "")
+
+    @property
     def status(self) -> RunStatus:
         if "handed" not in self._record.facts:
             self._record = run_record.find(self.name)
@@ -90,11 +99,12 @@ class Run:
         except HostUnreachable as exc:
             handed = self._record.facts["handed"]
             until = handed["time"] + handed["left"]
-            if until < time.time():
-                return RunStatus("lost", until=until)
+            if until < time.time() or self._machines not in (None, *(held.pool for held in histories())):
+                return RunStatus("lost", until=until)  # its machines were given back
             if self._machines is None:
                 raise
             text = f"If its machines have ended, `sky down {self._machines} --yes` removes what is left of them."
+            text += f" Its files were to be copied to {self.results} there." if self.results else ""
             raise HostUnreachable(exc.step, f"{exc.detail}\n{text}") from exc
         if found.over and self._remote is not None and self._machines is None:
             self._record.end = asdict(found)
@@ -119,10 +129,14 @@ class Run:
         began, until = first.get("started", {}).get("time"), last.get("head", {}).get("until")
         made = partial(RunStatus, began=began, until=until, restarts=sum(f["fact"] == "restarted" for f in facts))
         if "ended" in last:
-            why, code = last["ended"]["why"], last["ended"]["code"]
+            why, code, when = last["ended"]["why"], last["ended"]["code"], last["ended"]["time"]
             stages: dict[str, Stage] = {"stop": "stopped", "deadline": "expired"}
             stage = stages.get(why, "finished" if code == 0 else "failed")
-            return made(stage, code, ended=last["ended"]["time"])
+            if not last["head"].get("results") or "copied" in last:
+                return made(stage, code, ended=when, not_copied=last.get("copied", {}).get("why", ""))
+            if self._ask({"do": "status"}):
+                return made("copying", code, ended=when)
+            return made(stage, code, ended=when, not_copied="the steward ended before")
         if never := next((last[word] for word in ("stop", "deadline", "late") if word in last), None):
             return made("stopped" if "stop" in last else "expired", ended=never["time"])
         answer = self._ask({"do": "status"})
@@ -186,7 +200,7 @@ class Run:
         """Ends it: its program is told (SIGTERM), then killed after the pool's grace; machines are released."""
         if not self.status.over and self._ask({"do": "stop"}) is None and not self.status.over:
             raise SkywardError(f"the steward of {self.name} does not answer. Its machines end by themselves.")
-        return self.wait(_STOPPING)
+        return self.wait()
 
     @property
     def folder(self) -> str:
@@ -269,7 +283,8 @@ def take_note(name: str, host: str) -> None:
     record.write("submitted", pool=head["pool"], program=head["program"], provider=head["provider"])
     left = head["until"] - time.time()
     way = asdict(target) | ({"job": head["job"]} if head.get("job") else {})
-    record.write("handed", folder=folder, socket=head["socket"], python="", target=way, left=left)
+    place = {"folder": folder, "socket": head["socket"], "python": "", "results": head.get("results", "")}
+    record.write("handed", **place, target=way, left=left)
     record.write("running")
     record.close()
 
@@ -286,6 +301,8 @@ def detach(
     pool: ComputePool | None = None,
     name: str | None = None,
     restarts: int = 0,
+    results: str | Path | None = None,
+    hold: float | None = None,
     **kwargs: Any,
 ) -> Run:
     """Runs `fn(*args, **kwargs)` without this program, which may end; returns when the function has been started.
@@ -296,9 +313,13 @@ def detach(
         pool: the pool that is open while it runs, as `sky.ComputePool(...)`, not opened. Default: this computer.
         name: what the run is called, for `sky.attach` and `sky runs`. Default: the function's name.
         restarts: how often the function is started again if it raises. Default: 0.
+        results: a directory that node 0 can write to. When the run ends, and when node 0 is about to be taken away, its
+            files are copied there, to a directory with its name, as `Run.fetch` does.
+        hold: how many seconds a rented node 0 stays after the end, within `ttl` and budget, so that its files can be
+            fetched. Default: an hour, or two minutes if they were copied to `results`.
         kwargs: its arguments by name.
     """
-    from skyward.pool.detached import Program, submit
+    from skyward.pool.detached import AtEnd, Program, submit
     from skyward.pool.pool import ComputePool
     from skyward.pool.program_files import imported, loaded, own_folders
     from skyward.pool.program_imports import of_function
@@ -317,5 +338,6 @@ def detach(
     call = packed(Call(fn, args, kwargs, used.given), [os.path.relpath(path) for path in folders])
     imports, path = of_function(pickle.loads(call)[1], root), [str(path) for path in folders if local]
     program = Program("skyward.pool.run_call", [], str(root), f"{called}()", call, imports, path, files)
-    record = submit(used, name or run_record.free_name(called), program, restarts=restarts)
+    at_end = AtEnd(restarts, None if results is None else str(results), hold)
+    record = submit(used, name or run_record.free_name(called), program, at_end)
     return Run(record.name)

@@ -1,6 +1,6 @@
 """Copies what a detached run has produced: its output, its result and its program's files.
 
-    run's folder --listing, pieces--> <directory>/journal, output, results/
+    run's folder --listing, pieces--> <directory>/journal, output, results/     `sky fetch`; `results=`, by the steward
 
 An interrupted copy is continued by the next one: what is there is compared, and not copied again.
 """
