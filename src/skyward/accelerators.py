@@ -134,6 +134,7 @@ class Accelerator:
 
     @property
     def supports_cuda(self) -> bool:
+        """Whether its metadata name versions of CUDA."""
         return bool(self.metadata) and "cuda" in self.metadata
 
 

@@ -79,6 +79,7 @@ class Machine:
 
     @property
     def is_local(self) -> bool:
+        """Whether it is this computer."""
         return self.ssh is None and self.joined is None and self.pod is None
 
     @property
