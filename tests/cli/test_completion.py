@@ -55,29 +55,25 @@ def _offered(shell: str, scripts: Path, *words: str, cwd: Path | None = None) ->
     command = [path, *quiet, "-c", source, *([] if shell == "fish" else ["test"]), str(scripts / shell), *words]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=120, check=False)
     assert done.stderr == ""
-    return sorted(line.partition("\t")[0] for line in done.stdout.splitlines() if line)
+    return sorted(line.partition("\t")[0].strip() for line in done.stdout.splitlines() if line.strip())
 
 
 _BASH = """
 source "$1"; shift
-COMP_WORDS=(sky "$@"); COMP_CWORD=$#
-complete -p sky > /dev/null && complete -p skyward > /dev/null || exit 1
-compopt() { :; }  # there is no line that is being edited
-_sky sky
+complete -p skyward > /dev/null || exit 1
+compopt() { return 1; }  # there is no line that is being edited
+COMP_LINE="sky $*"; COMP_POINT=${#COMP_LINE}
+_python_argcomplete sky
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
-# the functions of zsh that add matches work in its editor only; these print what they are given, if it fits
+# the functions of zsh that add matches work in its editor only; this one prints what it is given
 _ZSH = """
 compdef() { :; }
-_fits() { for each in "$@"; do [[ $each == $PREFIX* ]] && print -r -- "$each"; done; return 0 }
-_describe() { local name=$4; _fits ${${(P)name}%%:*} }
-_files() { _fits *(N) }
-_hosts() { _fits }
-compadd() { local name=$2; _fits ${(P)name} }
+_describe() { print -rl -- "${(@)${(@P)2}%%:*}" }
 source "$1"; shift
-words=(sky "$@"); CURRENT=$#words; PREFIX=$words[-1]
-_sky
+words=(sky "$@"); BUFFER="sky $*"; CURSOR=$#BUFFER
+_python_argcomplete
 """
 
 _FISH = 'source $argv[1]; complete -C "sky $argv[2..-1]"'
@@ -146,11 +142,20 @@ def test_a_name_that_a_shell_would_run_is_not_offered(state: Path) -> None:
     assert pool_names("logs") == []
 
 
-def test_names_are_found_without_importing_anything_heavy() -> None:
-    source = "import sys; from skyward.cli import main; main(['--names', 'logs']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.splitlines()[-1].split())
-    assert not {"subprocess", "ssl", "asyncio", "skyward.events", "skyward.pool", "skyward.providers"} & loaded
+def test_a_line_is_completed_without_importing_anything_heavy(tmp_path: Path) -> None:
+    source = "import os; os._exit = exit; from skyward.cli import main; main()"
+    env = {"_ARGCOMPLETE": "1", "COMP_LINE": "sky logs ", "COMP_POINT": "9", "_ARGCOMPLETE_STDOUT_FILENAME": os.devnull}
+    command = [sys.executable, "-X", "importtime", "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **env})
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "argcomplete" in loaded
+    assert not {"ssl", "asyncio", "rich", "skyward.pool.pool", "skyward.providers.ssh"} & loaded
+
+
+def test_hosts_are_those_of_the_configuration_of_ssh(scripts: Path) -> None:
+    (scripts / ".ssh").mkdir()
+    (scripts / ".ssh" / "config").write_text("Host gpu1 gpu2\n  User me\nhost gpu*\nMatch host x\n")
+    assert _offered("bash", scripts, "hosts", "check", "gp") == ["gpu1", "gpu2"]
 
 
 def test_a_shell_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

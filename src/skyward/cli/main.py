@@ -29,11 +29,10 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
-    if len(given) == 2 and given[0] == "--names":  # what the completion of a shell asks
-        from skyward.cli.common import pool_names
+    if "_ARGCOMPLETE" in os.environ:
+        from skyward.cli.completion import complete
 
-        print("\n".join(pool_names(given[1])))
-        return 0
+        complete(os.environ["COMP_LINE"])
     cut = given.index("--") if "--" in given else len(given)
     words, rest = given[:cut], given[cut + 1 :]
     name = command_of(words, [name for names in COMMANDS.values() for name in names])

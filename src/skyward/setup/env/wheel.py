@@ -17,6 +17,7 @@ REQUIRES = (
     "packaging>=23.2",
     "uv>=0.12.12",
     "xxhash>=3.2",
+    "argcomplete>=3.5",
 )
 
 _PACKAGE = Path(__file__).resolve().parents[2]
