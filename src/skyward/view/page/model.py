@@ -323,9 +323,7 @@ class PageModel:
             self.revision += 1
             for attempt in self._pool.apply(event, event.time):
                 self._follow(attempt)
-            handler = getattr(self, f"_on_{type(event).__name__}", None)
-            if handler is not None:
-                handler(event)
+            self._on(event)
 
     @property
     def state(self) -> str:
@@ -436,32 +434,50 @@ class PageModel:
 
     # what happens
 
-    def _on_PoolOpened(self, event: events.PoolOpened) -> None:
-        self._say(event, "pool", f"open: {event.nodes} nodes, {event.slots} slots, after {event.seconds:.1f} s")
+    def _on(self, event: Event) -> None:
+        match event:
+            case events.PoolOpened():
+                self._say(event, "pool", f"open: {event.nodes} nodes, {event.slots} slots, after {event.seconds:.1f} s")
+            case events.PoolClosing():
+                self._say(event, "pool", "closing")
+            case events.PoolClosed():
+                self._say(event, "pool", f"closed after {event.seconds:.1f} s")
+            case events.NodePhase():
+                self._say(event, "set-up", event.phase, event.node)
+            case events.NodeUp():
+                self._say(event, "node", "takes calls again", event.node)
+            case events.NodeDown():
+                self._say(event, "warning", event.reason, event.node)
+            case events.NodeLeaving():
+                self._say(event, "warning", f"will be taken away in {event.seconds:.0f} s", event.node)
+            case events.Notice() if "/?token=" not in event.text:  # the address of this page, which works once
+                self._say(event, "warning" if event.level == "warning" else "note", event.text)
+            case Skipped():
+                self._skip(event)
+            case events.QueueLength():
+                self._queue.add(event.time, event.calls)
+            case events.NodeSample():
+                self._sample(event)
+            case events.CallEnded():
+                if event.outcome == "crashed":
+                    self._say(event, "warning", died(event), None if event.node < 0 else event.node)
+                self._recent[int(event.time)] += event.items
+            case events.Output():
+                self._lines.add(event.time, event.node, event.stream, event.text, event.call)
+            case events.Log():
+                self._lines.add(event.time, event.node, "stderr", f"{event.logger}: {event.text}", event.call)
+            case events.Warned():
+                text = f"{event.path}:{event.line}: {event.category}: {event.text}"
+                self._lines.add(event.time, event.node, "stderr", text, event.call)
+            case events.Progress():
+                self._reports.add(event, self.began)
+                call = self._calls.get(event.call) if event.call else None
+                if call is not None:
+                    call.progress = (event.step, event.total)
+            case _:
+                pass
 
-    def _on_PoolClosing(self, event: events.PoolClosing) -> None:
-        self._say(event, "pool", "closing")
-
-    def _on_PoolClosed(self, event: events.PoolClosed) -> None:
-        self._say(event, "pool", f"closed after {event.seconds:.1f} s")
-
-    def _on_NodePhase(self, event: events.NodePhase) -> None:
-        self._say(event, "set-up", event.phase, event.node)
-
-    def _on_NodeUp(self, event: events.NodeUp) -> None:
-        self._say(event, "node", "takes calls again", event.node)
-
-    def _on_NodeDown(self, event: events.NodeDown) -> None:
-        self._say(event, "warning", event.reason, event.node)
-
-    def _on_NodeLeaving(self, event: events.NodeLeaving) -> None:
-        self._say(event, "warning", f"will be taken away in {event.seconds:.0f} s", event.node)
-
-    def _on_Notice(self, event: events.Notice) -> None:
-        if "/?token=" not in event.text:  # the address of this page, which works once
-            self._say(event, "warning" if event.level == "warning" else "note", event.text)
-
-    def _on_Skipped(self, event: Skipped) -> None:
+    def _skip(self, event: Skipped) -> None:
         if not self._skipped.count:
             text = (
                 "the history of this pool is full: from here on only failures and warnings are kept, others are counted"
@@ -469,10 +485,7 @@ class PageModel:
             self._say(event, "warning", text)
         self._skipped = event
 
-    def _on_QueueLength(self, event: events.QueueLength) -> None:
-        self._queue.add(event.time, event.calls)
-
-    def _on_NodeSample(self, event: events.NodeSample) -> None:
+    def _sample(self, event: events.NodeSample) -> None:
         node = self._node(event.node)
         node.cpu.add(event.time, event.cpu)
         if event.memory:  # when a pool closes, its processes may be gone before the last sample
@@ -494,27 +507,6 @@ class PageModel:
             time.begin(call)
         if call.ended is not None:
             time.end(call)
-
-    def _on_CallEnded(self, event: events.CallEnded) -> None:
-        if event.outcome == "crashed":
-            self._say(event, "warning", died(event), None if event.node < 0 else event.node)
-        self._recent[int(event.time)] += event.items
-
-    def _on_Output(self, event: events.Output) -> None:
-        self._lines.add(event.time, event.node, event.stream, event.text, event.call)
-
-    def _on_Log(self, event: events.Log) -> None:
-        self._lines.add(event.time, event.node, "stderr", f"{event.logger}: {event.text}", event.call)
-
-    def _on_Warned(self, event: events.Warned) -> None:
-        text = f"{event.path}:{event.line}: {event.category}: {event.text}"
-        self._lines.add(event.time, event.node, "stderr", text, event.call)
-
-    def _on_Progress(self, event: events.Progress) -> None:
-        self._reports.add(event, self.began)
-        call = self._calls.get(event.call) if event.call else None
-        if call is not None:
-            call.progress = (event.step, event.total)
 
     # how
 
