@@ -11,18 +11,16 @@ from contextlib import contextmanager
 
 from calls import NODES, nothing
 from contest import Medians, Row
-from monarch_actors import INSTALLED, NOT_INSTALLED, with_monarch
+from monarch_actors import with_monarch
 from timing import repeated
 
-__all__ = ["CONTENDERS", "MISSING", "rows"]
+__all__ = ["CONTENDERS", "rows"]
 
 CALLS, BROADCASTS = 1_000, 300
 
 
 def rows(seen: Medians) -> list[Row]:
     """The lines of this group."""
-    if not seen.has("monarch"):
-        return []
     ours, theirs = (lambda what: seen("skyward", what)), (lambda what: seen("monarch", what))
     return [
         Row(
@@ -76,8 +74,7 @@ def with_busy_monarch(quick: bool) -> dict[str, float]:
         return with_monarch(NODES, *_counts(quick), 0)
 
 
-CONTENDERS = {"skyward": with_skyward} | ({"monarch": with_busy_monarch} if INSTALLED else {})
-MISSING = "" if INSTALLED else NOT_INSTALLED
+CONTENDERS = {"skyward": with_skyward, "monarch": with_busy_monarch}
 
 
 def _counts(quick: bool) -> tuple[int, int]:

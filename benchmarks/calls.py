@@ -7,11 +7,11 @@ import time
 from itertools import cycle, islice
 
 from contest import Medians, Row
-from monarch_actors import INSTALLED, NOT_INSTALLED, with_monarch
+from monarch_actors import with_monarch
 from peers import ray_actors
 from timing import repeated, timed
 
-__all__ = ["CONTENDERS", "IDEAL", "MISSING", "NODES", "SLEEP", "SLEEPS", "SLOTS", "nothing", "rows"]
+__all__ = ["CONTENDERS", "IDEAL", "NODES", "SLEEP", "SLEEPS", "SLOTS", "nothing", "rows"]
 
 NODES, SLOTS = 4, 10
 MAPPED = 20_000
@@ -22,9 +22,14 @@ IDEAL = SLEEPS * SLEEP / (NODES * SLOTS)  # seconds
 def rows(seen: Medians) -> list[Row]:
     """The lines of this group."""
     latency, gathered, mapped = (seen("skyward", what) for what in ("latency", "gather", "map"))
-    found = [
+    broadcast, monarch = seen("skyward", "broadcast"), "Monarch actor"
+    return [
         Row("no-op >> latency, p50", latency, "ray actor call", seen("ray", "latency"), "ms", at_most=1.0),
+        Row("no-op >> latency, p50", latency, "loky", seen("loky", "latency"), "ms", at_most=1.0),
+        Row("no-op >> latency, p50", latency, monarch, seen("monarch", "latency"), "ms", at_most=0.8),
+        Row("@ to 4 nodes, p50", broadcast, f"{monarch}s", seen("monarch", "broadcast"), "ms", at_most=0.8),
         Row("no-op calls/s through gather", gathered, "ray actor calls", seen("ray", "gather"), "/s", at_least=3.0),
+        Row("no-op calls/s through gather", gathered, f"{monarch}s", seen("monarch", "gather"), "/s", at_least=1.0),
         Row("map, no-op items/s", mapped, "ray, a call for each", seen("ray", "gather"), "/s", at_least=50.0),
         Row("map, no-op items/s", mapped, "ray, one after another", seen("ray", "sequence"), "/s", at_least=50.0),
         Row("map, no-op items/s", mapped, "loky, chunksize=200", seen("loky", "map"), "/s", at_least=0.9),
@@ -37,15 +42,6 @@ def rows(seen: Medians) -> list[Row]:
             at_least=0.95,
         ),
     ]
-    if seen.has("monarch"):
-        theirs = {what: seen("monarch", what) for what in ("latency", "broadcast", "gather")}
-        broadcast = seen("skyward", "broadcast")
-        found += [
-            Row("no-op >> latency, p50", latency, "Monarch actor", theirs["latency"], "ms", at_most=0.8),
-            Row("@ to 4 nodes, p50", broadcast, "Monarch actors", theirs["broadcast"], "ms", at_most=0.8),
-            Row("no-op calls/s through gather", gathered, "Monarch actors", theirs["gather"], "/s", at_least=1.0),
-        ]
-    return found
 
 
 def nothing(item: object = None) -> object:
@@ -104,15 +100,17 @@ def with_ray(quick: bool) -> dict[str, float]:
 
 
 def with_loky(quick: bool) -> dict[str, float]:
-    """Items through loky's map."""
+    """Latency of a call that is waited for, and items through map."""
     from loky import get_reusable_executor
 
-    items = _counts(quick)[2]
+    one_by_one, _, items = _counts(quick)
     executor = get_reusable_executor(max_workers=NODES)
     list(executor.map(nothing, range(NODES * 20), chunksize=1))
+    repeated(lambda: executor.submit(nothing).result(), one_by_one // 10)
+    latencies = repeated(lambda: executor.submit(nothing).result(), one_by_one)
     mapped = statistics.median(repeated(lambda: list(executor.map(nothing, range(items), chunksize=200)), 5))
     executor.shutdown()
-    return {"map": items / mapped}
+    return {"latency": statistics.median(latencies) * 1000, "map": items / mapped}
 
 
 def with_monarch_actors(quick: bool) -> dict[str, float]:
@@ -126,10 +124,8 @@ CONTENDERS = {
     "ray": with_ray,
     "loky": with_loky,
     "skyward-slots": with_skyward_slots,
+    "monarch": with_monarch_actors,
 }
-if INSTALLED:
-    CONTENDERS["monarch"] = with_monarch_actors
-MISSING = "" if INSTALLED else NOT_INSTALLED
 
 
 def _counts(quick: bool) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ run.py --contender calls:ray --into FILE        one contender, one round, in a p
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -20,11 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HEADER", "Medians", "Row", "columns", "figure", "line", "measured", "tell"]
+__all__ = ["HEADER", "Medians", "Row", "columns", "figure", "left_out", "line", "measured", "tell"]
 
 RUN = Path(__file__).with_name("run.py")
 LIMIT = 180  # seconds for one contender's round; whatever takes longer hangs
 PAUSE = 0.3  # lets the processes of the last contender go
+PEERS = {"ray": "ray", "dask": "distributed", "loky": "loky", "monarch": "monarch"}  # the modules that they need
 
 Rounds = dict[str, list[dict[str, float]]]
 
@@ -38,10 +40,6 @@ class Medians:
     def __call__(self, contender: str, what: str) -> float:
         values = [seen[what] for seen in self._rounds.get(contender, ()) if what in seen]
         return statistics.median(values) if values else math.nan
-
-    def has(self, contender: str) -> bool:
-        """Whether a contender took part; peers that could not be installed have no rows."""
-        return contender in self._rounds
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,18 @@ class Row:
         )
 
 
+def left_out() -> tuple[str, ...]:
+    """Peers that are not installed here."""
+    return tuple(peer for peer, module in PEERS.items() if importlib.util.find_spec(module) is None)
+
+
 def measured(group: str, contenders: Sequence[str], rounds: int, quick: bool) -> Rounds:
     """What each contender saw in each round; one that fails in a round is left out of the next ones."""
-    seen: Rounds = {name: [] for name in contenders}
+    absent = left_out()
+    seen: Rounds = {name: [] for name in contenders if name not in absent}
     failed: set[str] = set()
     for number in range(1, rounds + 1):
-        for name in contenders:
+        for name in seen:
             if name in failed:
                 continue
             began = time.perf_counter()

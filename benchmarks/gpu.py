@@ -1,7 +1,7 @@
-"""What a machine with a GPU shows: the examples, training in a pool, a large module there and back; asserts nothing.
+"""A machine with a GPU: the examples, training in a pool, a large module or tensor there and back; asserts nothing.
 
     python benchmarks/gpu.py                      everything
-    python benchmarks/gpu.py examples train       some of it: examples train module
+    python benchmarks/gpu.py examples train       some of it: examples train module tensor
     python benchmarks/gpu.py --quick              small, also without a GPU: shows that it works, not how fast
 
 It needs torch; examples whose packages are not there are left out, and the table says so. From a source tree, without
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import contest
 from contest import Row
@@ -28,7 +29,7 @@ from contest import Row
 __all__ = ["main"]
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("examples", "train", "module")
+PARTS = ("examples", "train", "module", "tensor")
 ROUNDS = 3
 NEEDS = {
     "02_joblib_concurrency.py": ("joblib",),
@@ -60,7 +61,7 @@ def main() -> int:
     parts = args.parts or PARTS
     print(_surroundings(), flush=True)
     failed = _examples(args.only) if "examples" in parts else 0
-    rows = {"train": _training_rows, "module": _module_rows}
+    rows = {"train": _training_rows, "module": _module_rows, "tensor": _tensor_rows}
     if any(part in parts for part in rows):
         print("\nratio = skyward / peer, medians of interleaved rounds", contest.HEADER, sep="\n\n", flush=True)
     for part, measure in rows.items():
@@ -220,6 +221,54 @@ def _floor(side: int) -> float:
         times.append(time.perf_counter() - began)
         del shared, on_gpu, home
     return statistics.median(times)
+
+
+# a tensor of 1 GiB that lies on the GPU
+
+
+def _tensor_rows(quick: bool) -> Iterator[Row]:
+    """There and back, changed there, against copying it down and up in one process, in turns."""
+    import torch
+
+    import skyward as sky
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    count = 1 << (18 if quick else 28)  # of 4-byte numbers
+    ours, theirs = list[float](), list[float]()
+    changed = sky.compute(one_more)
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        changed(torch.zeros(1, device=device)) >> pool  # torch and CUDA are loaded
+        for turn in range(1 + ROUNDS):
+            tensor = torch.full((count,), float(turn), device=device)
+            for times, act in ((ours, lambda given: changed(given) >> pool), (theirs, copied)):
+                _finish(torch)
+                began = time.perf_counter()
+                back = act(tensor)
+                _finish(torch)
+                times.append(time.perf_counter() - began)
+                assert back.device == tensor.device
+                assert back[0] == turn + (times is ours)
+                del back
+            assert tensor[-1] == turn, "what was sent is as it was"
+    what = f"1 GiB tensor from the {device} to a node's and back"
+    yield Row(f"{what}, first", ours[0], "copied down and up", theirs[0], "s", at_most=1.3)
+    later = statistics.median(ours[1:]), statistics.median(theirs[1:])
+    yield Row(f"{what}, later", later[0], "copied down and up", later[1], "s", at_most=1.3)
+
+
+def one_more(tensor: Any) -> Any:
+    """The tensor, changed where it arrived."""
+    return tensor.add_(1)
+
+
+def copied(tensor: Any) -> Any:
+    """Down to the CPU and up again."""
+    return tensor.to("cpu", copy=True).to(tensor.device, copy=True)
+
+
+def _finish(torch: Any) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

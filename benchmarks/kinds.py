@@ -1,4 +1,4 @@
-"""Large things of other kinds than numpy arrays: 100 MB there and back, measured against an array in the same pool.
+"""Things of other kinds than numpy arrays, large and small, measured against an array in the same pool.
 
 torch and jax may live in another environment than the peers of the other groups, as for `ddp`.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from contest import Medians, Row
 from ddp import _python
+from timing import timed
 
 __all__ = ["CONTENDERS", "rows"]
 
@@ -26,16 +27,20 @@ KINDS = ("numpy", "torch", "Linear", "state_dict", "jax", "bytes", "bytearray")
 def rows(seen: Medians) -> list[Row]:
     """The lines of this group."""
     again = seen("skyward", "numpy again")
+    small, array = seen("skyward", "torch small"), seen("skyward", "numpy small")
     return [
-        Row(
-            f"{MEGABYTES} MB there and back again: {kind}",
-            seen("skyward", f"{kind} again"),
-            "numpy",
-            again,
-            "s",
-            at_most=1.3,
-        )
-        for kind in KINDS[1:]
+        Row("1 kB torch tensor there and back, p50", small, "numpy", array, "ms", at_most=1.15),
+        *(
+            Row(
+                f"{MEGABYTES} MB there and back again: {kind}",
+                seen("skyward", f"{kind} again"),
+                "numpy",
+                again,
+                "s",
+                at_most=1.3,
+            )
+            for kind in KINDS[1:]
+        ),
     ]
 
 
@@ -108,6 +113,10 @@ def _measure(into: Path, quick: bool) -> None:
                     began = time.perf_counter()
                     _touch(there(value) >> pool)
                     seconds.setdefault(f"{kind} {when}", []).append(time.perf_counter() - began)
+        small = {kind: value for kind, value in _values(1_000).items() if kind in ("numpy", "torch")}
+        for _ in range(100 if quick else 1_000):  # in turns
+            for kind, value in small.items():
+                seconds.setdefault(f"{kind} small", []).append(1000 * timed(lambda value=value: there(value) >> pool))
     into.write_text(json.dumps({name: statistics.median(values) for name, values in seconds.items()}))
 
 

@@ -1,8 +1,7 @@
-"""Monarch's actors as a peer, where `torchmonarch` is installed: four processes on this computer, one actor each."""
+"""Monarch's actors as a peer: four processes on this computer, one actor each."""
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,10 +9,7 @@ from typing import Any
 
 from timing import repeated, timed
 
-__all__ = ["INSTALLED", "NOT_INSTALLED", "with_monarch"]
-
-INSTALLED = importlib.util.find_spec("monarch") is not None
-NOT_INSTALLED = "Monarch is left out: `torchmonarch` is not installed here, or there is none for this Python."
+__all__ = ["monarch_actors", "with_monarch"]
 
 
 @contextmanager

@@ -81,15 +81,17 @@ def _compare_checkouts(parser: argparse.ArgumentParser, args: argparse.Namespace
 def _compare(names: tuple[str, ...] | list[str], rounds: int, quick: bool, into: Path | None) -> None:
     began = time.perf_counter()
     kept: dict[str, contest.Rounds] = {}
+    absent = contest.left_out()
+    if absent:
+        contest.tell(f"Left out, as they are not installed here: {', '.join(absent)}.")
     about = f"{time.strftime('%Y-%m-%d')}\n{_surroundings()}"
     print(about + "\n" + _RATIO, contest.HEADER, sep="\n\n", flush=True)
     for name in names:
         module = _group(name)
         kept[name] = contest.measured(name, list(module.CONTENDERS), rounds, quick)
-        if missing := getattr(module, "MISSING", ""):
-            contest.tell(f"{name}: {missing}")
         for row in module.rows(contest.Medians(kept[name])):
-            print(contest.line(row), flush=True)
+            if not row.peer.lower().startswith(absent):
+                print(contest.line(row), flush=True)
         if into is not None:
             into.write_text(json.dumps({"about": about, "groups": kept}, indent=1) + "\n")
     print(f"\n{time.perf_counter() - began:.0f} s" + (", QUICK: these figures mean nothing" if quick else ""))

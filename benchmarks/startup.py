@@ -28,6 +28,10 @@ def rows(seen: Medians) -> list[Row]:
             "s",
             at_most=0.5,
         ),
+        *(
+            Row("pool open, 4 nodes, from process start", seen("skyward", "open"), peer, seen(peer, "open"), "s")
+            for peer in ("loky", "monarch")
+        ),
         Row(
             "pool closed again and process ended",
             seen("skyward", "close"),
@@ -42,14 +46,14 @@ def _started(program: str, quick: bool) -> dict[str, float]:
     began = time.perf_counter()
     with subprocess.Popen([sys.executable, __file__, program], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        if child.stdout.readline() != "open\n":
+        if "open\n" not in child.stdout:  # reads up to it; a peer may say something first
             raise RuntimeError(f"the {program} program ended before it was open")
         opened = time.perf_counter()
         child.stdout.read()
     return {"open": opened - began, "close": time.perf_counter() - opened}
 
 
-CONTENDERS = {"skyward": partial(_started, "skyward"), "dask": partial(_started, "dask")}
+CONTENDERS = {name: partial(_started, name) for name in ("skyward", "dask", "loky", "monarch")}
 
 
 def _open_skyward() -> None:
@@ -68,5 +72,21 @@ def _open_dask() -> None:
             print("open", flush=True)
 
 
+def _open_loky() -> None:
+    from loky import get_reusable_executor
+
+    executor = get_reusable_executor(max_workers=NODES)
+    list(executor.map(abs, range(NODES * 20), chunksize=1))
+    print("open", flush=True)
+    executor.shutdown()
+
+
+def _open_monarch() -> None:
+    from monarch_actors import monarch_actors
+
+    with monarch_actors(NODES):
+        print("open", flush=True)
+
+
 if __name__ == "__main__":
-    {"skyward": _open_skyward, "dask": _open_dask}[sys.argv[1]]()
+    {"skyward": _open_skyward, "dask": _open_dask, "loky": _open_loky, "monarch": _open_monarch}[sys.argv[1]]()

@@ -291,7 +291,8 @@ def _comparison() -> str:
         "|---|---:|---:|---:|---|---|---|",
     ]
     for group, rounds in kept["groups"].items():
-        lines += [_row(contest, row) for row in importlib.import_module(group).rows(contest.Medians(rounds))]
+        rows = importlib.import_module(group).rows(contest.Medians(rounds))
+        lines += [_row(contest, row) for row in rows if not math.isnan(row.theirs)]  # else the peer took no part
     page = (DOCS / "comparison.md").read_text()
     return re.sub(
         r"(<!-- rows -->\n\n).*(\n\n<!-- end of rows -->)",
