@@ -404,6 +404,13 @@ def test_wrappers_of_packages_count_by_what_they_wrap() -> None:
         assert version(module(source.format_map({**plain, name: 2})).f) != first, name
 
 
+def test_an_attribute_with_the_address_of_its_function_is_no_part_of_the_version() -> None:
+    source = "def f(x): return x\nf.scale = {0}\nf.wrapper_id = id(f)"  # as torch.compile does
+    first = version(module(source.format(1)).f)
+    assert first == version(module(source.format(1)).f)
+    assert first != version(module(source.format(2)).f)
+
+
 def test_a_module_of_the_user_counts_by_what_is_read_of_it() -> None:
     def program(**values: int) -> Callable[..., Any]:
         tools = module(

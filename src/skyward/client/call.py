@@ -23,7 +23,7 @@ from skyward.client.futures import UserFuture
 from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
 from skyward.node.protocol import Blobs, Header, Returned
 from skyward.transport import blobs
-from skyward.transport.exceptions import PackedError
+from skyward.transport.exceptions import PackedError, as_text
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import unpack
 from skyward.transport.pickle_errors import StaysHere
@@ -40,7 +40,7 @@ log = logging.getLogger("skyward.engine")
 
 T = TypeVar("T")
 
-_PREFIX = os.urandom(2).hex()
+_PREFIX = os.urandom(3).hex()
 _COUNT = itertools.count(1)
 _NONE: frozenset[str] = frozenset()
 _LIGHT = 1 << 14
@@ -132,7 +132,7 @@ class CallFuture(UserFuture[T]):
             discard(packed.blobs)  # nobody ever asked for it
         # that a call ended with its pool is no news: whoever closed the pool, or the end of the program, did that
         if error is not None and held.get("unasked") and not isinstance(error, PoolClosed):
-            what = str(error) if isinstance(error, PackedError) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, PackedError) else as_text(error)
             text = f"{self._name} failed, and its result was never retrieved: {what}"
             act = partial(log.error, "%s", text)
             # The user's handlers run then. When the interpreter ends, no thread begins any more, and waiting for one
@@ -162,7 +162,7 @@ class Packed:
 
 
 def new_id() -> str:
-    return f"{_PREFIX}{next(_COUNT):08x}"
+    return f"{_PREFIX}{next(_COUNT):06x}"
 
 
 class Call:

@@ -18,7 +18,7 @@ from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.node.protocol import Crashed, Exited, GangStopped, NoRoom, Raised, Returned, Stalled, TimedOut, Verdict
 from skyward.transport import exceptions
-from skyward.transport.exceptions import noted, set_partial
+from skyward.transport.exceptions import as_text, noted, set_partial
 
 if TYPE_CHECKING:
     from skyward.client.call import Call
@@ -123,7 +123,7 @@ def _advice(error: BaseException) -> str:
             f"node: {error.filename} exists on this computer, but not where the body looked for it. Files of yours are "
             "sent along with sky.Image(includes=[...]); small data can be an argument of the call."
         )
-    if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in str(error):
+    if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in as_text(error):
         return (
             "node: torch has no process group there. Add plugins=[sky.plugins.torch()] to the pool, which forms one on "
             "two nodes or more, or where processes_per_node is given; or put @sky.integrations.torch below "
@@ -141,7 +141,7 @@ def _advice(error: BaseException) -> str:
 def _misses_torchrun(error: BaseException) -> bool:
     if isinstance(error, KeyError):
         return any(isinstance(arg, str) and arg in _TORCHRUN for arg in error.args)
-    return isinstance(error, ValueError) and "env:// rendezvous: environment variable" in str(error)
+    return isinstance(error, ValueError) and "env:// rendezvous: environment variable" in as_text(error)
 
 
 def missing_module(module: str) -> str:

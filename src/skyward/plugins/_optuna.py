@@ -15,6 +15,7 @@ from skyward.client.gather import error_of
 from skyward.errors import InvalidArgument, PoolClosed
 from skyward.events import Progress
 from skyward.history.runs import open_run
+from skyward.transport.exceptions import as_text
 
 if TYPE_CHECKING:
     from skyward.history.runs import Opened
@@ -172,7 +173,7 @@ class _Search:
             return self._tell(call, future.result())
         if isinstance(error, PoolClosed | CancelledError):
             raise error
-        trial.set_user_attr("error", f"{type(error).__name__}: {error}")
+        trial.set_user_attr("error", as_text(error))
         return self._tell(call, None, "FAIL")
 
     def _tell(self, call: str, value: Any, state: Literal["PRUNED", "FAIL"] | None = None) -> bool:

@@ -392,7 +392,9 @@ def _held_by(fn: FunctionType) -> Parts:
             parts.append((label, closed[name].cell_contents))
         except ValueError:  # it is not filled yet
             continue
-    return [*parts, *((f".{name}", each) for name, each in vars(fn).items())]
+    # torch.compile notes the wrapper's own address, which differs between processes
+    attributes = {name: each for name, each in vars(fn).items() if type(each) is not int or each != id(fn)}
+    return [*parts, *((f".{name}", each) for name, each in attributes.items())]
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
