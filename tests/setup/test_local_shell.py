@@ -1,4 +1,4 @@
-"""Programs on this computer: which variables they get."""
+"""Programs on this computer: which variables they get, and how they end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.setup.local_shell import inherited
+from skyward.setup.local_shell import Program, end_program, inherited
 
 PROGRAM = """
 import skyward as sky
@@ -61,3 +61,25 @@ def test_a_body_finds_a_module_by_a_relative_python_path(tmp_path: Path) -> None
         check=False,
     )
     assert (done.stdout, done.stderr) == ("found\n", "")
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "code"),
+    [
+        ("cat > /dev/null; exit 3", 60.0, 3),
+        ("exec sleep 60", 0.1, -9),
+        ("exec sleep 60", None, -9),
+        ("exit 0", None, 0),
+    ],
+)
+def test_a_program_ends_with_its_input_or_is_killed(script: str, seconds: float | None, code: int) -> None:
+    program = Program(["sh", "-c", script], dict(os.environ), stderr=subprocess.DEVNULL)
+    if code == 0:
+        program.wait()
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write(b"what nobody may read")
+    end_program(program, seconds)
+    assert program.returncode == code
+    assert program.stdin.closed
+    assert program.stdout.closed

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import queue
-import subprocess
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from skyward.api.secret import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError, SkywardError
 from skyward.node.orders import ClientToKeeper, KeeperToClient, RunOrder, written
+from skyward.setup.local_shell import end_program
 from skyward.transport.codec import Message, Receiver, handles
 from skyward.transport.frames import Malformed
 
@@ -106,21 +106,9 @@ class KeeperClient:
         self._process.stdin.close()
 
     def end(self, seconds: float) -> bool:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        end_program(self._process, seconds)
         self._errors.close()
-        return process.poll() == 0
+        return self._process.poll() == 0
 
     def after_fork(self) -> None:
         """A forked child closes its copy of the pipe: the keeper must see when the parent ends."""

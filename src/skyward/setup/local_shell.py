@@ -16,7 +16,7 @@ from skyward.api.secret import looks_secret
 from skyward.api.shell import Finished, Process
 from skyward.errors import BootstrapError
 
-__all__ = ["RECEIVE", "LocalShell", "Program", "inherited", "not_copied", "send"]
+__all__ = ["RECEIVE", "LocalShell", "Program", "end_program", "inherited", "not_copied", "send"]
 
 _PASSED = frozenset(
     """
@@ -89,6 +89,29 @@ class Program(subprocess.Popen[bytes]):
                     raise subprocess.TimeoutExpired(list(name), exc.timeout) from None
                 raise
         return out, err.decode("utf-8", "replace")
+
+
+def end_program(process: Process, seconds: float | None) -> None:
+    """Closes its input, and kills it if it has not ended after `seconds`; None: kills it at once."""
+    if seconds is None:
+        process.kill()
+    else:
+        _close(process.stdin)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _close(process.stdin)
+    _close(process.stdout)
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    try:
+        if pipe is not None:
+            pipe.close()
+    except OSError:
+        pass  # what was still to be written
 
 
 class LocalShell:

@@ -20,7 +20,7 @@ from skyward.api.shell import Process, Shell
 from skyward.errors import HostUnreachable, InvalidArgument
 from skyward.node import run_folder
 from skyward.node.run_folder import RunFolder
-from skyward.setup.joined.relay import let_go
+from skyward.setup.local_shell import end_program
 from skyward.transport import journal
 
 __all__ = ["RemoteFolder", "find"]
@@ -124,5 +124,5 @@ class RemoteFolder(RunFolder):
         self._errors.seek(0)
         self._errors.truncate()
         process = self._shell.start(argv, self._env, self._errors)
-        self._steps.callback(let_go, process)
+        self._steps.callback(end_program, process, None)
         return process

@@ -35,6 +35,7 @@ from skyward.setup.checks.findings import (
     read,
 )
 from skyward.setup.env.script import check_script
+from skyward.setup.local_shell import end_program
 from skyward.setup.network import Address, Layout, blocked_pairs, candidates
 from skyward.setup.ssh.shell import SshShell
 
@@ -320,17 +321,7 @@ class Session:
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                try:
-                    if pipe is not None:
-                        pipe.close()
-                except OSError:
-                    pass  # it has gone
-            try:
-                process.wait(_ENDING)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_program(process, _ENDING)
         self.shell.close()
 
     def _marked(self, deadline: float) -> Iterator[tuple[str, str]]:

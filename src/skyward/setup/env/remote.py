@@ -75,7 +75,7 @@ from skyward.setup.env.uv import (
     uv_environment,
 )
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
-from skyward.setup.local_shell import LocalShell
+from skyward.setup.local_shell import LocalShell, end_program
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -261,7 +261,7 @@ def _set_up(
                 raise too_late(seen.step, image)
             code = process.wait(10)
         finally:
-            _end(process)
+            end_program(process, 10.0)
         if "ready" not in seen.facts:
             errors.seek(0)
             seen.lines += [] if seen.lines else _tail(errors.read().decode("utf-8", "replace")).splitlines()
@@ -326,21 +326,6 @@ def _write(process: Process, text: str) -> None:
         process.stdin.flush()
     except BrokenPipeError:
         pass  # it has ended already; its exit status says why
-
-
-def _end(process: Process) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.close()
-    except BrokenPipeError:
-        pass
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
 
 
 def _remove(shell: Shell, stage: str) -> None:

@@ -14,10 +14,11 @@ from typing import Any, cast
 from skyward.api.shell import Process, SshTarget
 from skyward.errors import BootstrapError, SkywardError
 from skyward.node import join_relay
+from skyward.setup.local_shell import end_program
 from skyward.setup.ssh.shell import SshShell
 from skyward.transport.backoff import backoff
 
-__all__ = ["RelayClient", "let_go"]
+__all__ = ["RelayClient"]
 
 _START = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).decode())"
 _CONNECT = 60.0
@@ -83,7 +84,7 @@ class RelayClient:
             except (OSError, ValueError, RecursionError):
                 errors.seek(0)
                 why = errors.read()[-1000:].decode("utf-8", "replace").strip()
-                let_go(process)
+                end_program(process, None)
                 text = f"{self._shell.name}: the relay did not start; the host needs python3 of version 3.8 or newer."
                 raise BootstrapError(_STEP, f"{text}\n{why}") from None
         port, self._pid, self._path = said["port"], said["pid"], said["socket"]
@@ -97,7 +98,7 @@ class RelayClient:
             self._check_way()
         except BaseException:
             self._end_old()  # else it would wait for us until the lease is over
-            let_go(process)
+            end_program(process, None)
             raise
 
     def _check_way(self) -> None:
@@ -142,7 +143,7 @@ class RelayClient:
                 threading.Thread(target=self._fetch, args=(said["new"], said["from"][:64]), daemon=True).start()
         except (OSError, ValueError, RecursionError):
             pass
-        let_go(process)
+        end_program(process, None)
 
     def _fetch(self, number: int, address: str) -> None:
         try:
@@ -167,17 +168,6 @@ class RelayClient:
                 self._shell.run(["kill", str(self._pid)], timeout=5)
         except Exception:  # it ends by itself when the lease is over
             pass
-
-
-def let_go(process: Process) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        try:
-            if pipe is not None:
-                pipe.close()
-        except OSError:
-            pass  # what was still to be written
 
 
 def _message(line: bytes, fields: dict[str, type]) -> dict[str, Any]:
