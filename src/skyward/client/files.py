@@ -347,12 +347,7 @@ class Pull:
                 self._settle(writer, tell)
         while self._under_way:
             self._settle(writer, tell)
-        for entry in entries:
-            if entry.kind == "l":
-                writer.link(entry)
-        for entry in sorted(entries, reverse=True):
-            if entry.kind == "d":
-                writer.finish_folder(entry.path, entry.mode)
+        writer.finish(entries)
         self._tell_changed()
         return Transfer(len(wanted), size, len(files) - len(wanted), tuple(left_out))
 

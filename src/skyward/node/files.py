@@ -152,17 +152,10 @@ class NodeFiles:
         return path
 
     def _finish(self, order: dict[str, Any]) -> Iterable[Answer]:
-        """Links and folder modes, deepest first: a mode may forbid entering."""
         from skyward.transport.trees import Writer, checked_entries
 
         with closing(Writer(self._at(order["root"]))) as writer:
-            entries = checked_entries(order["entries"])
-            for entry in entries:
-                if entry.kind == "l":
-                    writer.link(entry)
-            for entry in sorted(entries, reverse=True):
-                if entry.kind == "d":
-                    writer.finish_folder(entry.path, entry.mode)
+            writer.finish(checked_entries(order["entries"]))
         return [({}, [])]
 
     def _read(self, order: dict[str, Any]) -> Iterable[Answer]:

@@ -99,7 +99,7 @@ class Writer:
         os.close(self._root)
 
     def make_folder(self, path: str) -> None:
-        """Writable until `finish_folder`."""
+        """Writable until `finish`."""
         if not path:
             return
         with _parent(self._root, path) as (folder, name):
@@ -109,14 +109,19 @@ class Writer:
                 if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                     raise FileExistsError(errno.EEXIST, "something other than a folder is there", path) from None
 
-    def finish_folder(self, path: str, mode: int) -> None:
-        if path:
-            with _parent(self._root, path) as (folder, name):
-                fd = os.open(name, _FOLDER, dir_fd=folder)
-                try:
-                    os.fchmod(fd, mode & 0o777)
-                finally:
-                    os.close(fd)
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Makes links, and then gives folders their modes, deepest first: a mode may forbid entering."""
+        for entry in entries:
+            if entry.kind == "l":
+                self.link(entry)
+        for entry in sorted(entries, reverse=True):
+            if entry.kind == "d" and entry.path:
+                with _parent(self._root, entry.path) as (folder, name):
+                    fd = os.open(name, _FOLDER, dir_fd=folder)
+                    try:
+                        os.fchmod(fd, entry.mode & 0o777)
+                    finally:
+                        os.close(fd)
 
     def has(self, entry: Entry) -> int | None:
         """None if a file is complete; else how many bytes an earlier attempt wrote."""
