@@ -19,7 +19,7 @@ from skyward.api.usage_errors import corrects
 from skyward.errors import InvalidArgument
 from skyward.machines.ledger import pool_dir
 from skyward.node import join_notice
-from skyward.providers.ssh import parse_host
+from skyward.providers.ssh import login_target
 from skyward.setup.joined.arrivals import Arrivals, JoinedLease, join_file, open_arrivals
 from skyward.transport import private
 
@@ -68,7 +68,7 @@ class Join(Provider):
         if isinstance(self.addresses, str):
             raise InvalidArgument(f"addresses={self.addresses!r} is one address; expected a list, even for one.")
         object.__setattr__(self, "addresses", tuple(self.addresses))
-        self._target()
+        login_target(self.login)
 
     @property
     def default_nodes(self) -> int:
@@ -90,7 +90,7 @@ class Join(Provider):
             pool,
             ttl=spec.ttl,
             lease=self.lease,
-            relay=self._target(),
+            relay=login_target(self.login),
             port=self.port,
             advertise=self.addresses,
             interchangeable=True,
@@ -118,12 +118,6 @@ class Join(Provider):
             "The file holds a secret: copy it only to machines that are to join.\n"
         )
         print(text, end="", file=sys.stderr, flush=True)
-
-    def _target(self) -> SshTarget | None:
-        if self.login is None or isinstance(self.login, SshTarget):
-            return self.login
-        user, host, port = parse_host(self.login)
-        return SshTarget(host, user, port)
 
 
 def write_file(text: str, path: Path) -> None:

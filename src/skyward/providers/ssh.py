@@ -18,7 +18,7 @@ from skyward.api.usage_errors import FOR_HOSTS, corrects
 from skyward.errors import InvalidArgument
 from skyward.node.run_folder import RUN
 
-__all__ = ["SSH", "parse_host"]
+__all__ = ["SSH", "login_target", "parse_host"]
 
 HostKeys = Literal["strict", "accept-new"]
 Network = Literal["auto", "mesh", "star"]
@@ -52,6 +52,13 @@ def parse_host(text: str) -> tuple[str | None, str, int | None]:
     if "/" in host:
         raise InvalidArgument(f"hosts: {text!r} holds a path. Give the machine alone, like 'user@10.0.0.7:2222'.")
     return user or None, host, None if port is None else _port(port, f"hosts: {text!r}")
+
+
+def login_target(login: str | SshTarget | None) -> SshTarget | None:
+    if login is None or isinstance(login, SshTarget):
+        return login
+    user, host, port = parse_host(login)
+    return SshTarget(host, user, port)
 
 
 @corrects(FOR_HOSTS, 'sky.SSH(hosts=["gpu1", "gpu2"])')

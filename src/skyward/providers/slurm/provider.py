@@ -50,7 +50,7 @@ from skyward.providers.slurm.options import (
     job_options,
     parse_gpus,
 )
-from skyward.providers.ssh import parse_host
+from skyward.providers.ssh import login_target
 from skyward.setup.joined.arrivals import Arrivals, JoinedLease, join_program, open_arrivals
 
 __all__ = ["Slurm"]
@@ -225,10 +225,7 @@ class Slurm(Provider):
 
     @property
     def _target(self) -> SshTarget | None:
-        if self.login is None or isinstance(self.login, SshTarget):
-            return self.login
-        user, host, port = parse_host(self.login)
-        return SshTarget(host, user, port)
+        return login_target(self.login)
 
     def _commands(self) -> Commands:
         told = {**_settings(self), "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
