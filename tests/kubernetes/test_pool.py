@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 import skyward as sky
+from tests.kubernetes.conftest import USER
 from tests.support.kubernetes.cluster import Cluster
 
 
@@ -36,6 +38,22 @@ def test_a_pool_of_pods_takes_calls_of_all_kinds_and_leaves_nothing(cluster: Clu
         assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     assert "is deleted" in str(pool.receipt)
     assert not cluster.items("jobs")
+
+
+@sky.compute
+def places(data: bytes) -> tuple[str, list[str]]:
+    """Where environments lie, and what large arguments lie beside in memory."""
+    return sys.prefix, [name for name in os.listdir("/dev/shm") if name.startswith("skyward-")]
+
+
+def test_what_a_cluster_gives_is_enough_for_environments_and_large_arguments(cluster: Cluster) -> None:
+    """Its empty directories are root's, and open to all: nobody else is in a pod."""
+    cache = {"name": "SKYWARD_CACHE", "value": "/home/skyward/.cache/skyward"}  # as where no test shares one
+    spec = {**USER["spec"], "containers": [{"name": "skyward", "env": [cache]}]}
+    with sky.ComputePool(provider=sky.Kubernetes(template={"spec": spec}), nodes=1, console=False) as pool:
+        prefix, in_memory = places(os.urandom(20 << 20)) >> pool
+    assert prefix.startswith(cache["value"])
+    assert in_memory
 
 
 @sky.compute

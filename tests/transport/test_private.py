@@ -102,6 +102,24 @@ def test_a_level_that_others_can_write_to_is_refused(place: Path, level: str) ->
         assert private.make(place / "a" / "b", "c").is_dir()
 
 
+def test_what_nobody_else_reaches_may_be_open_but_belongs_to_nobody_else(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEC-21: the volumes of a pod belong to root, and their mode is 2777."""
+    for name in ("volume", "volumes"):
+        (place / name).mkdir()
+        (place / name).chmod(0o2777)
+    monkeypatch.setenv("SKYWARD_OWN", f"/home/skyward {place / 'volume'}")
+    assert private.make(place / "volume" / "below").is_dir()
+    assert Path(private.fresh("skyward-", str(place / "volume"))).parent == place / "volume"
+    with pytest.raises(private.NotPrivate, match="others can write into"):
+        private.make(place / "volumes" / "below")
+    if os.geteuid() == 0:
+        os.chown(place / "volume", 65533, -1)
+        with pytest.raises(private.NotPrivate, match="belongs to another user"):
+            private.make(place / "volume" / "below")
+
+
 def test_a_group_of_others_counts_as_others(place: Path) -> None:
     below = place / "a"
     below.mkdir()

@@ -19,6 +19,7 @@ __all__ = ["NotPrivate", "check", "check_file", "fresh", "hold", "is_locked", "i
 
 
 _NAME = "skyward"
+_OWN = "SKYWARD_OWN"  # directories that nobody else reaches, separated by spaces: a pod's volumes are open to all users
 _LINKS = 40
 
 
@@ -138,7 +139,7 @@ def _check_level(path: Path, found: os.stat_result) -> None:
         raise NotPrivate(f"{path} belongs to another user (uid {found.st_uid})")
     if found.st_mode & stat.S_ISVTX:
         return  # others may add to it, and not replace what is there
-    if _others_write(found):
+    if _others_write(found) and not any(path.is_relative_to(own) for own in os.environ.get(_OWN, "").split()):
         raise NotPrivate(f"others can write into {path} (mode {stat.S_IMODE(found.st_mode):o})")
 
 

@@ -527,6 +527,13 @@ def test_a_home_that_cannot_be_written_to(played: Played) -> None:
     own.mkdir(mode=0o700)
     os.chown(own, 65534, 65534)
     assert played.look(user=65534, SKYWARD_CACHE=str(own))[-1].startswith(f"stage {own}/stage/")
+    volume = played.root / "volume"  # as Kubernetes makes it: of root, and open to all users of a pod
+    volume.mkdir()
+    volume.chmod(0o2777)
+    cache = f"{volume}/.cache/skyward"
+    assert "yours alone" in problems(played.look(user=65534, SKYWARD_CACHE=cache))["owner"]
+    said = played.look(user=65534, SKYWARD_CACHE=cache, SKYWARD_OWN=f"{volume} /dev/shm")
+    assert said[-1].startswith(f"stage {cache}/stage/")
 
 
 @contextmanager

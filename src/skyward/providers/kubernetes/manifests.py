@@ -22,7 +22,7 @@ POOL, OWNER, EXPIRES = "skyward/pool", "skyward/owner", "skyward/expires"
 """The pool is a label, the others are annotations."""
 _MANAGED = {"app.kubernetes.io/managed-by": "skyward", "app.kubernetes.io/name": "skyward"}
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_HOME = "/home/skyward"
+_HOME, _SHM = "/home/skyward", "/dev/shm"
 _GRACE = 30
 _KEPT = 300  # seconds for which a finished Job can be looked at
 _FAILURES = 10  # of one node, each with a longer pause before the next
@@ -111,6 +111,7 @@ def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]
         "command": command,
         "env": [
             {"name": "HOME", "value": _HOME},
+            {"name": "SKYWARD_OWN", "value": f"{_HOME} {_SHM}"},
             {"name": "SKYWARD_NOTICE", "value": "/tmp/skyward-notice"},
             {"name": "SKYWARD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         ],
@@ -119,7 +120,7 @@ def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]
         "volumeMounts": [
             {"name": "program", "mountPath": folder, "readOnly": True},
             {"name": "home", "mountPath": _HOME},
-            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "shm", "mountPath": _SHM},
         ],
     }
     return {

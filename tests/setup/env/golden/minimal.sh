@@ -64,6 +64,10 @@ is_complete() { [ -s "$env/.complete" ] && [ -x "$env/bin/python" ]; }
 # Whether only this user can have put files into the cache: nobody else can write into it, and at no level above it can
 # anybody else put another directory in its place, or has made the link that leads to it.
 is_own() {
+    # A pod's volumes are open to all users, of which it has one.
+    for own in ${SKYWARD_OWN:-}; do
+        case $cache/ in "$own"/*) [ ! -O "$cache" ] || return 0 ;; esac
+    done
     others="! -user $(id -u) ! -user 0" groups='! -group 0'
     # A group that has the user's name is the user's own, as on Debian.
     [ "$(id -gn 2>/dev/null)" != "$(id -un 2>/dev/null)" ] || groups="$groups ! -group $(id -g)"
