@@ -198,15 +198,16 @@ def _commands() -> str:
 
 
 def _help(text: str) -> str:
-    """A command's help without what the page says once: --help, --json, POOL, and exit status 0 or 1."""
+    """A command's help, without plain examples and what the page says once: --help, --json, POOL, status 0 or 1."""
     text = re.sub(r"^ +-h, --help +show this help message and exit\n", "", text, flags=re.M)
     text = re.sub(r"^ +--json +print JSON, for programs\n", "", text, flags=re.M)
     text = re.sub(r"^--json: .*(?:\n.+)*\n+", "", text, flags=re.M)
     text = re.sub(r"(; |,\s)?2\s+for\s+a\s+wrong\s+command\s+line(,\s130\s+after\s+Ctrl-C)?\.", ".", text)
     text = re.sub(r"^exit status: 0(?!.*(?:\d\d|that of))[^\n]*(?:\n.+)*\n*", "", text, flags=re.M)
     text = re.sub(r"^positional arguments:\n  POOL +its name, or the id that .*\n\n", "", text, flags=re.M)
-    text = text.replace("[-h] ", "").rstrip()
-    return re.sub(r"\noptions:\n(?=\n|\Z)", "", text).rstrip()
+    text = re.sub(r"^  sky \w+(?: [\w-]+)?(?: --json)?\n", "", text.rstrip() + "\n", flags=re.M)
+    text = re.sub(r"\n\nexamples:\n(?=\n|\Z)", "\n", text)
+    return re.sub(r"\noptions:\n(?=\n|\Z)", "", text.replace("[-h] ", "")).rstrip()
 
 
 def _reference() -> str:
@@ -287,8 +288,8 @@ def _comparison() -> str:
     lines = [
         f"The run of {date}: {machine}; {versions}.",
         "",
-        "| what | Skyward | peer | ratio | good is | our aim | met |",
-        "|---|---:|---:|---:|---|---|---|",
+        "| what | Skyward | peer | ratio | our aim | met |",
+        "|---|---:|---:|---:|---|---|",
     ]
     for group, rounds in kept["groups"].items():
         rows = importlib.import_module(group).rows(contest.Medians(rounds))
@@ -304,11 +305,11 @@ def _comparison() -> str:
 
 def _row(contest: Any, row: Any) -> str:
     better = "large" if row.unit in ("/s", "") else "small"
-    aim = f"at most {row.at_most:.2f}" if row.at_most else f"at least {row.at_least:.2f}" if row.at_least else "none"
+    aim = f"at most {row.at_most:.2f}" if row.at_most else f"at least {row.at_least:.2f}" if row.at_least else better
     met = {True: "yes", False: "**no**", None: ""}[row.met]
     ratio = "" if math.isnan(row.ratio) else f"{row.ratio:.2f}"
     peer = f"{row.peer}: {contest.figure(row.theirs, row.unit)}"
-    cells = (row.what, contest.figure(row.ours, row.unit), peer, ratio, better, aim, met)
+    cells = (row.what, contest.figure(row.ours, row.unit), peer, ratio, aim, met)
     return f"| {' | '.join(cell.strip() for cell in cells)} |"
 
 
