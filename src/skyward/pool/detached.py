@@ -127,9 +127,9 @@ def _submit(
         candidates, selection = pool._candidates, pool._selection  # pyright: ignore[reportPrivateUsage]
         choose = pool._choose  # pyright: ignore[reportPrivateUsage]
         context, lease = get_machines(context, candidates, selection, choose, lambda receipt: None, watchdog, steps)
+        target = lease.way_back()
         fleet = place_nodes(context, lease, watchdog, steps)
         _look_up(context, fleet, program)
-        target = lease.way_back()
         _check_hosts(context, fleet, target or {})
         host, sooner = fleet.by_node[0], lease.ends_at - _SOONER
         hold = copied = 0.0 if at_end.hold is None else at_end.hold
@@ -138,7 +138,7 @@ def _submit(
                 hold = max(hold, _HOLD)  # else output and result would be gone with the machine
             if at_end.hold is None:
                 copied = min(hold, _HOLD_COPIED)
-            if target and not at_end.results:
+            if target and "job" in target and not at_end.results:
                 context.warn(
                     f"the files of the run cannot be read where Slurm's commands are ({host.keeper.directory} is not "
                     f"there), so its job stays for up to {hold / 60:.0f} min when the program has ended, until `sky "
@@ -156,7 +156,7 @@ def _submit(
         if target is None and host.machine is not None and host.machine.ssh is not None:
             target = asdict(host.machine.ssh)
         machines = lease.pool if context.provider.rented else None
-        limit = f"the time limit of job {target['job'][0]}" if target and deadline == sooner else ""
+        limit = f"the time limit of job {target['job'][0]}" if target and "job" in target and deadline == sooner else ""
         handed = {"target": target, "directory": keeper.directory, "left": order.left, "machines": machines}
         kept = {"results": order.results, "hold": copied if order.results else hold}
         record.write("handed", **place, **handed, **kept, limit=limit)
@@ -249,7 +249,8 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
         if not (provider.access.local or provider.access.detaches or provider.access.lease_file):
             raise InvalidArgument(
                 f"a detached run with {provider.name} is not possible yet: it works with sky.Local(), sky.SSH(...), "
-                "sky.Slurm() and sky.AWS(). Leave --detach out, and start the program inside tmux or screen."
+                "sky.Slurm(), sky.Kubernetes() and sky.AWS(). Leave --detach out, and start the program inside tmux or "
+                "screen."
             )
     if not context.local:
         if context.min_nodes < context.nodes:

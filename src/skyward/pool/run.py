@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.api.compute import Compute
-from skyward.api.shell import SshTarget
+from skyward.api.shell import PodTarget, SshTarget
 from skyward.errors import HostUnreachable, InvalidArgument, SkywardError
 from skyward.history import runs
 from skyward.machines.ledger import histories
@@ -258,8 +258,12 @@ def _reached(handed: Mapping[str, Any], target: Mapping[str, Any]) -> RunFolder:
     from skyward.setup.remote_folder import RemoteFolder
     from skyward.setup.ssh.shell import SshShell
 
-    job, ssh = target.get("job"), {name: value for name, value in target.items() if name != "job"}
     place = handed["python"], handed["folder"], handed["socket"]
+    if pod := target.get("pod"):
+        from skyward.setup.pods import PodShell
+
+        return RemoteFolder(PodShell(PodTarget(**pod)), *place)
+    job, ssh = target.get("job"), {name: value for name, value in target.items() if name != "job"}
     if job is None:
         return RemoteFolder(SshShell(SshTarget(**ssh)), *place)
     from skyward.api.secret import slurm_environment
@@ -271,18 +275,31 @@ def _reached(handed: Mapping[str, Any], target: Mapping[str, Any]) -> RunFolder:
 
 
 def take_note(name: str, host: str) -> None:
-    """Has this computer know a run that another one submitted; `host` is the run's first one, as `sky.SSH` takes it."""
-    from skyward.providers.ssh import SSH
-    from skyward.setup.remote_folder import find
-    from skyward.setup.ssh.shell import SshShell
+    """Has this computer know a run that another one submitted.
 
-    target = SSH([host]).targets[0]
-    with closing(SshShell(target)) as shell:
+    `host` is the run's first one, as `sky.SSH` takes it, or pod/NAME in the cluster and namespace that kubectl means.
+    """
+    from skyward.setup.remote_folder import find
+
+    if host.startswith("pod/"):
+        from skyward.setup.kubectl import Kubectl
+        from skyward.setup.pods import PodShell
+
+        kubectl = Kubectl.find(None, None)
+        pod = PodTarget(host.removeprefix("pod/"), kubectl.namespace, kubectl.context)
+        shell, way = PodShell(pod), {"pod": asdict(pod)}
+    else:
+        from skyward.providers.ssh import SSH
+        from skyward.setup.ssh.shell import SshShell
+
+        (target,) = SSH([host]).targets
+        shell, way = SshShell(target), asdict(target)
+    with closing(shell):
         folder, head = find(shell, name)
     record = run_record.create(name)
     record.write("submitted", pool=head["pool"], program=head["program"], provider=head["provider"])
     left = head["until"] - time.time()
-    way = asdict(target) | ({"job": head["job"]} if head.get("job") else {})
+    way |= {"job": head["job"]} if head.get("job") else {}
     place = {"folder": folder, "socket": head["socket"], "python": "", "results": head.get("results", "")}
     record.write("handed", **place, target=way, left=left)
     record.write("running")

@@ -77,6 +77,8 @@ class PodShell:
                 why = exc
                 if isinstance(exc, KubernetesRefused) and exc.kind == "missing" and f'"{self.name}"' in exc.message:
                     raise HostUnreachable("connecting", f"{self.name}: the pod does not exist any more.") from exc
+                if "in a completed pod" in str(exc):
+                    raise HostUnreachable("connecting", f"{self.name}: the pod has ended.") from exc
             left = deadline - time.monotonic()
             if left <= 0 or self._closed.wait(min(pause, left)):
                 raise HostUnreachable("connecting", f"{self.name}: {why}") from why

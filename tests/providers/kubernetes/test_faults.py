@@ -108,16 +108,6 @@ def test_the_first_program_to_run_with_a_cluster_opens_a_pool_and_reports(
     assert server.objects == {}
 
 
-def test_a_detached_run_is_refused_in_words(
-    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = tmp_path / "train.py"
-    program.write_text("import skyward as sky\nwith sky.ComputePool(provider=sky.Kubernetes()) as pool: ...\n")
-    assert main(["run", "--detach", str(program)]) != 0
-    assert "with Kubernetes is not possible yet" in capsys.readouterr().err
-    assert server.objects == {}
-
-
 def test_a_right_that_is_missing_is_named_before_anything_is_made(server: FakeServer) -> None:
     server.forbidden = {("patch", "jobs"), ("create", "secrets")}
     with pytest.raises(PermissionDenied, match=r"Missing: patch jobs, create secrets\. Nothing was created"):

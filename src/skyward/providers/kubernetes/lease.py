@@ -6,18 +6,18 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyward.api.provider import Lease, Machine, Provider, Receipt, Report
 from skyward.api.shell import PodTarget
 from skyward.api.spec import Spec
-from skyward.errors import BootstrapError, NoPlace, NotGivenBack, SkywardError
+from skyward.errors import BootstrapError, InvalidArgument, NoPlace, NotGivenBack, SkywardError
 from skyward.machines.asking import Waiting, answered, ended, pauses
 from skyward.machines.ledger import Ledger, given_back
-from skyward.providers.kubernetes.manifests import job_name, selector
+from skyward.providers.kubernetes.manifests import job_name, role, selector
 from skyward.providers.kubernetes.states import JobState, PodState, last_event, parse
 from skyward.setup.joined.members import JoinedMachine
 from skyward.setup.kubectl import Kubectl, KubernetesRefused
@@ -54,9 +54,9 @@ def _answered(ask: Callable[[], _T], report: Report, meanwhile: str) -> _T:
 
 
 class PodLease(Lease):
-    def __init__(self, provider: Provider, pool: str, ledger: Ledger, kubectl: Kubectl) -> None:
+    def __init__(self, provider: Provider, pool: str, ledger: Ledger, kubectl: Kubectl, executes: bool) -> None:
         super().__init__(provider, pool, ledger=ledger)
-        self._kubectl = kubectl
+        self._kubectl, self._executes = kubectl, executes
         self.arrivals: Arrivals | None = None  # where pods connect to us
         self._name = job_name(pool)
         self._lock_pods = threading.Lock()
@@ -123,6 +123,23 @@ class PodLease(Lease):
             else:
                 delete = ("delete", "pod", pod.name, "--wait=false", "--ignore-not-found")
                 self._kubectl.run(f"ending pod {pod.name}", *delete)
+
+    def way_back(self) -> Mapping[str, Any]:
+        if not self._executes:
+            raise InvalidArgument(
+                "a detached run needs the right to `create pods/exec`: nothing else reaches the pod in which its "
+                f"program runs. Whoever runs the cluster can allow it with:\n{role(self._kubectl.namespace)}"
+            )
+        return {"pod": asdict(PodTarget(self.machines[0].id, self._kubectl.namespace, self._kubectl.context))}
+
+    def hand_over(self, run: str, until: float) -> None:
+        if self.arrivals is not None:
+            self.arrivals.detach(until - time.time() + _ENDING)
+        super().hand_over(run, until)
+
+    def leave(self) -> None:
+        if self.arrivals is not None:
+            self.arrivals.close(end=False)
 
     def close(self, report: Report) -> object:
         """Tells the pods to end and deletes the Job, with all that is its."""

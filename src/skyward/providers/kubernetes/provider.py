@@ -85,7 +85,7 @@ class Kubernetes(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, ssh_timeout=120.0, notices=join_notice.wait)
+        return Access(lease=self.lease, ssh_timeout=120.0, notices=join_notice.wait, detaches=True)
 
     @property
     def rented(self) -> bool:
@@ -110,14 +110,15 @@ class Kubernetes(Provider):
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> PodLease:
         kubectl = self._kubectl()
-        joins = not may_execute(kubectl) or in_pod()
+        executes = may_execute(kubectl)
+        joins = not executes or in_pod()
         expires = time.time() + spec.ttl
         notes = {OWNER: _user(kubectl), EXPIRES: f"{expires:.0f}"}
         site, minor = self._resolved(kubectl, spec), minor_version(kubectl)
         made = job(site, spec, pool, count, joins, minor, notes)
         place = {"context": kubectl.context, "namespace": kubectl.namespace}
         ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, **place})
-        lease = PodLease(self, pool, ledger, kubectl)
+        lease = PodLease(self, pool, ledger, kubectl, executes)
         try:
             file, content = "pod.py", Path(pod_program.__file__).read_text()
             if joins:
@@ -130,6 +131,7 @@ class Kubernetes(Provider):
             create = partial(kubectl.create, "making the Job", made)
             uid = ledger.create("job", lambda: create()[0]["metadata"]["uid"], name=made["metadata"]["name"])
             kubectl.create("making the Secret", secret(pool, uid, file, content))
+            lease.ends_at = time.time() + made["spec"]["activeDeadlineSeconds"]
             if self.queue is None:
                 lease.resume()
             lease.machines = tuple(lease.wait(count, timeout, report, spec.min_nodes))
