@@ -137,6 +137,32 @@ def test_a_program_that_fails_is_started_again_as_often_as_was_said() -> None:
     ]
 
 
+def test_a_map_with_resume_goes_on_where_the_program_of_a_run_died() -> None:
+    file = program(
+        """
+        @sky.compute
+        def noted(x):
+            with open("computed", "a") as file:
+                file.write(f"{x} ")
+            return x * x
+
+        pool.on_event(lambda event: print(getattr(event, "text", ""), flush=True))
+        if os.environ["SKYWARD_RESTART"] == "0":
+            pool.map(noted, range(3), resume="squares")
+            os._exit(3)
+        print(pool.map(noted, range(6), resume="squares"), flush=True)
+        """
+    )
+    assert submit(file, "--name", "sweep", "--restarts", "1").returncode == 0
+    run = Run("sweep")
+    status = run.wait(180)
+    assert (status.stage, status.restarts) == ("finished", 1)
+    text = text_of(run)
+    assert "3 of 6 taken from squares, 3 to compute." in text
+    assert "[0, 1, 4, 9, 16, 25]" in text
+    assert sorted(Path("computed").read_text().split()) == list("012345")
+
+
 def test_stopping_a_run_lets_its_program_clean_up() -> None:
     file = program(
         "try:\n    print('ready', flush=True)\n    time.sleep(600)\nfinally:\n    print('clean', flush=True)"

@@ -141,6 +141,59 @@ def test_trials_of_other_code_are_taken_only_if_that_is_said(
     assert search(10, 5) == [1, 1, 1, 10, 10]
 
 
+@sky.compute
+def result_of(kind: str) -> Any:
+    if kind == "pruned":
+        raise optuna.TrialPruned
+    return {"none": None, "text": "abc", "two": (1.0, 2.0), "nan": float("nan"), "number": 3}[kind]
+
+
+def test_a_result_that_is_no_number_is_a_failure_with_its_text(quiet_study: Any, pool: sky.ComputePool) -> None:
+    kinds = ["none", "text", "two", "nan", "pruned", "number"]
+
+    def call(trial: Any) -> Any:
+        if trial.number == len(kinds):
+            raise optuna.TrialPruned  # such as one whose settings were tried before
+        return result_of(trial.suggest_categorical("kind", kinds))
+
+    first = [{"kind": kind} for kind in kinds]
+    sky.integrations.optuna(quiet_study, call, pool, trials=7, first=first)
+    found = [(trial.state.name, trial.value, trial.user_attrs.get("error")) for trial in quiet_study.trials]
+    assert found == [
+        ("FAIL", None, "the result is None: expected a number."),
+        ("FAIL", None, "the result is 'abc': expected a number."),
+        ("FAIL", None, "the result is (1.0, 2.0): expected a number."),
+        ("FAIL", None, "the result is nan: expected a number."),
+        ("PRUNED", None, None),
+        ("COMPLETE", 3.0, None),
+        ("PRUNED", None, None),
+    ]
+
+
+def test_a_grid_ends_the_search_when_all_of_it_was_tried_also_after_a_crash(
+    pool: sky.ComputePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    optuna.logging.disable_default_handler()
+
+    def search(last: int) -> list[Any]:
+        def call(trial: Any) -> Any:
+            if trial.number == last:
+                raise KeyboardInterrupt
+            return train(trial.suggest_float("rate", 0.0, 1.0))
+
+        study: Any = optuna.create_study(sampler=optuna.samplers.GridSampler({"rate": [0.1, 0.2, 0.3, 0.4]}))
+        sky.integrations.optuna(study, call, pool, trials=50, resume="grid")
+        return [(trial.state.name, trial.value) for trial in study.trials]
+
+    with pytest.raises(KeyboardInterrupt):
+        search(2)
+    found = search(50)
+    assert set(found) == {("COMPLETE", value) for value in (0.1, 0.2, 0.3, 0.4)}
+    assert len(found) < 4 + pool.slots  # what was started before the last one had ended
+    assert search(50) == found
+
+
 def test_what_makes_no_call_is_refused(quiet_study: Any, pool: sky.ComputePool) -> None:
     with pytest.raises(sky.SkywardError, match="makes the call of a trial"):
         sky.integrations.optuna(quiet_study, lambda trial: 3.0, pool, trials=1)  # type: ignore[arg-type,return-value]

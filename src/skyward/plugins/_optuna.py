@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import math
 import pickle
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+from skyward.api.brief import brief
 from skyward.api.compute import PendingCompute, Target
 from skyward.client.gather import error_of
 from skyward.errors import InvalidArgument, PoolClosed
@@ -52,8 +54,9 @@ def optuna(
             those that were running are started again with their settings. Default: nothing is kept.
         changed: "keep" takes trials that were kept of code that has changed since. Default: an error.
 
-    A trial that the pruner gives up is cancelled on its node. One that fails has its error in `user_attrs["error"]`,
-    and the others continue.
+    A trial that the pruner gives up is cancelled on its node. `optuna.TrialPruned` may come from `call` or a
+    body. One that fails, or whose result is no number, has its error in `user_attrs["error"]`, and the
+    others continue. A sampler that has tried everything, such as that of a grid, ends the search.
     """
     if isinstance(first, Mapping):
         raise InvalidArgument(f"first={first!r}: expected a list of settings, such as first=[{dict(first)!r}].")
@@ -84,6 +87,7 @@ class _Pool(Target, Protocol):
 def _bring_back(study: Any, facts: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> None:
     """Keeps the trials' numbers; those that were running are started again."""
     import optuna
+    from optuna.trial import TrialState, create_trial
 
     trials: dict[int, Any] = {
         fact["number"]: pickle.loads(base64.b64decode(fact["trial"])) for fact in facts if "trial" in fact
@@ -94,8 +98,9 @@ def _bring_back(study: Any, facts: Sequence[Mapping[str, Any]], first: Sequence[
         if trial is not None and trial.state.is_finished():
             study.add_trial(trial)
             ended += 1
-        else:
-            study.enqueue_trial({} if trial is None else trial.params)
+        else:  # with what its sampler has noted
+            noted = {} if trial is None else {**trial.system_attrs, "fixed_params": trial.params}
+            study.add_trial(create_trial(state=TrialState.WAITING, system_attrs=noted))
     for settings in first[count:]:
         study.enqueue_trial(dict(settings))
     if count:
@@ -116,14 +121,20 @@ class _Search:
     running: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
     """Trial and future by call id."""
     checked: bool = False
+    exhausted: bool = False
+    """Whether the sampler has nothing more to propose."""
 
     def run(self, trials: int) -> None:
         ended = sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
+        sampler: Any = self.study.sampler
+        self.exhausted = hasattr(sampler, "is_exhausted") and sampler.is_exhausted(self.study)
         stop = self.pool.on_event(self._hear)
         try:
             while ended < trials:
-                while len(self.running) < min(self.pool.slots, trials - ended):
-                    self._start()
+                while not self.exhausted and len(self.running) < min(self.pool.slots, trials - ended):
+                    ended += self._start()
+                if not self.running:
+                    break
                 call, report = self.inbox.get()
                 if call in self.running:  # else it was pruned
                     ended += self._end(call) if report is None else self._report(call, report)
@@ -136,9 +147,15 @@ class _Search:
         if isinstance(event, Progress) and event.call is not None and event.metrics:
             self.inbox.put((event.call, event))
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Returns whether the trial has ended already."""
+        from optuna import TrialPruned
+
         trial = self.study.ask()
-        made = self.call(trial)
+        try:
+            made = self.call(trial)
+        except TrialPruned:
+            return self._tell(trial, None, "PRUNED")
         if not isinstance(made, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(
                 "`call` makes the call of a trial, such as `lambda trial: train(trial.suggest_int(...))`."
@@ -149,6 +166,7 @@ class _Search:
         future: Any = self.pool.submit(made)
         self.running[future.call] = trial, future
         future.add_done_callback(self._ended)
+        return False
 
     def _ended(self, future: Any) -> None:
         error_of(future)  # what it has reported was heard by then
@@ -164,23 +182,34 @@ class _Search:
         if not trial.should_prune():
             return False
         future.cancel()
-        return self._tell(call, None, "PRUNED")
+        del self.running[call]
+        return self._tell(trial, None, "PRUNED")
 
     def _end(self, call: str) -> bool:
-        trial, future = self.running[call]
+        from optuna import TrialPruned
+
+        trial, future = self.running.pop(call)
         error = error_of(future)
-        if error is None:
-            return self._tell(call, future.result())
         if isinstance(error, PoolClosed | CancelledError):
             raise error
-        trial.set_user_attr("error", as_text(error))
-        return self._tell(call, None, "FAIL")
+        if isinstance(error, TrialPruned):
+            return self._tell(trial, None, "PRUNED")
+        result = future.result() if error is None else None
+        problem = _problem(result, len(self.study.directions)) if error is None else as_text(error)
+        if problem:
+            trial.set_user_attr("error", problem)
+            return self._tell(trial, None, "FAIL")
+        return self._tell(trial, result)
 
-    def _tell(self, call: str, value: Any, state: Literal["PRUNED", "FAIL"] | None = None) -> bool:
+    def _tell(self, trial: Any, value: Any, state: Literal["PRUNED", "FAIL"] | None = None) -> bool:
         from optuna.trial import TrialState
 
-        trial, _ = self.running.pop(call)
-        self.study.tell(trial, value, state=state and TrialState[state])
+        try:
+            self.study.tell(trial, value, state=state and TrialState[state])
+        except RuntimeError as exc:  # the trial is told by then; Optuna lets samplers stop its own loop alone
+            if "Study.stop" not in str(exc):
+                raise
+            self.exhausted = True
         self._keep("told", trial)
         return True
 
@@ -204,3 +233,17 @@ class _Search:
             content = pickle.dumps(self.study.get_trials(deepcopy=False)[trial.number])
             told = {"fact": fact, "number": trial.number, "trial": base64.b64encode(content).decode()}
             self.kept.journal.append(told, sync=False)
+
+
+def _problem(result: Any, count: int) -> str:
+    """Why Optuna would not take it as `count` values; empty if it would."""
+    given = cast("Sequence[Any]", result) if isinstance(result, Sequence) else [result]
+    try:
+        values = list(map(float, given))
+    except (TypeError, ValueError):
+        values = []
+    if len(values) == count and not any(map(math.isnan, values)):
+        return ""
+    return (
+        f"the result is {brief(cast('object', result))}: expected {'a number' if count == 1 else f'{count} numbers'}."
+    )
