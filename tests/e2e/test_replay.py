@@ -515,6 +515,17 @@ def test_the_command_goes_on_in_the_python_of_the_program(
     assert "it failed as on the node: ZeroDivisionError" in done.stderr
 
 
+def test_another_python_is_refused_with_the_command_that_works(
+    pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = raised(lambda: plain(3) >> pool)
+    failed_calls.find(call_of(error))
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    command = re.escape(f"`{sys.executable} -m skyward replay {call_of(error)}`")
+    with pytest.raises(InvalidArgument, match=rf"with Python 3\.\d+, and this is 3\.99: .* {command}"):
+        Replay(error)
+
+
 def test_a_plugins_hook_that_fails_when_the_pool_opens_is_reproduced(state: Path) -> None:
     @contextmanager
     def around(info: sky.InstanceInfo) -> Iterator[None]:

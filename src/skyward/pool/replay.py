@@ -36,7 +36,6 @@ from skyward.node.gpus import look
 from skyward.node.settings import in_words, system
 from skyward.pool.pool import ComputePool
 from skyward.setup.env.local import prepare
-from skyward.setup.env.requirements import check_python
 from skyward.transport import exceptions, private
 from skyward.transport.payload import unpack
 
@@ -113,7 +112,14 @@ class Replay:
         self.pool: PoolOfCalls = pickle.loads(self._pieces.pop())
         self._sources: dict[str, str] = json.loads(bytes(self._pieces.pop()))
         self._image: Image = pickle.loads(self.pool.image)
-        check_python(self._image)
+        there, here = ((*each[:2],) for each in (self._image.python_version, sys.version_info))
+        if there != here:
+            command = f"{self.pool.interpreter} -m skyward replay {self.call.id}"
+            raise InvalidArgument(
+                f"{self.call.name} was sent with Python {there[0]}.{there[1]}, and this is {here[0]}.{here[1]}: "
+                f"functions cannot cross from one to the other. `{command}` runs it again if that Python is still "
+                "there; otherwise another one of this version that has Skyward does."
+            )
         hooks = self.pool.hooks
         self._hooks: list[Hook] = unpack(hooks[0], hooks[1:]) if hooks else []
         world = InstanceInfo.from_json(self.call.info).world_size
