@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward.client.shared import ClientShared
+from skyward.client.arrivals import ClientShared
 from skyward.errors import SharedLost
 from skyward.node.protocol import Share
 from tests.support.fake_nodes import FakePool

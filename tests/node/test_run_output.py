@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.node.run_output import OutputFile
+from skyward.node.steward import OutputFile
 
 
 def test_output_is_kept_as_it_came(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""What nodes send: results, items of streams, output, parts of large buffers."""
+"""What nodes send: results, items of streams, output, parts of large buffers, questions about shared collections."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,22 @@ from skyward.client.call import CallFuture, Packed, discard, is_light, unpacked
 from skyward.client.output import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
+from skyward.errors import SharedLost
 from skyward.node.logs import parsed
-from skyward.node.protocol import NO_BLOBS, AgentToClient, ClientToAgent, Files, Grant, Returned, Verdict, output_cost
+from skyward.node.protocol import (
+    NO_BLOBS,
+    AgentToClient,
+    ClientToAgent,
+    Files,
+    Grant,
+    Returned,
+    Share,
+    Verdict,
+    output_cost,
+)
 from skyward.node.settings import MARK
 from skyward.transport.blobs import key_of
-from skyward.transport.codec import Message, handles
+from skyward.transport.codec import Message, Raw, handles
 from skyward.transport.frames import Malformed
 from skyward.transport.records import replace
 from skyward.transport.streams import Consumer, Stream
@@ -26,8 +38,9 @@ from skyward.transport.streams import Consumer, Stream
 if TYPE_CHECKING:
     from skyward.client.call import Call
     from skyward.client.core import Core
+    from skyward.node.shared.channel import Channel
 
-__all__ = ["Arrivals", "StreamActions"]
+__all__ = ["Arrivals", "ClientShared", "StreamActions"]
 
 _MOST_OUTPUT = 128 << 20  # agents keep 32 MiB at most while we are away, and send few windows beyond what was taken
 
@@ -198,3 +211,88 @@ _NO_FILES: Files = {}
 
 def _nothing() -> None:
     """Nobody waits for it."""
+
+
+_CLIENT = "client"
+_CLOSED = "the pool is closed, and its shared collections with it."
+
+
+class ClientShared:
+    """Asks the server of shared collections on node 0, and relays for nodes.
+
+    `post` sends messages to one of `nodes`. `gone` says why node 0 was given up.
+    """
+
+    def __init__(self, post: Callable[[int, list[Message]], None], nodes: int, gone: Callable[[], str]) -> None:
+        self._post_to, self._nodes, self._gone = post, nodes, gone
+        self._lock = threading.Lock()  # over the making of the channel
+        self._channel: Channel | None = None
+        self._opened = False
+
+    def channel(self) -> Channel:
+        if self._channel is None:
+            from skyward.node.shared.channel import Channel, pack_value, unpack_value
+            from skyward.transport.payload import Packer
+
+            with self._lock:
+                packer = Packer()
+                self._channel = self._channel or Channel(
+                    self._post,
+                    lambda value, what: pack_value(packer, value, what),
+                    lambda data: unpack_value(data, keep_classes=True),
+                )
+        return self._channel
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close(_CLOSED)
+
+    def lost(self, node: int, rank: int | None, reason: str) -> None:
+        """With `rank` None the whole node is lost or was restarted."""
+        head = node == 0 and rank is None
+        messages: list[Message] = [ClientToAgent.Lost(node, rank, reason)]
+        if head and self._gone():
+            messages.insert(0, ClientToAgent.Head(None))  # from now on others ask us, until it is back
+        for other in range(1, self._nodes) if head else [0]:
+            self._post_to(other, messages)
+        if head:
+            self._opened = False
+            if self._channel is not None:
+                self._channel.fail("lost", _lost(reason))
+
+    def _post(self, message: Raw, values: list[Any]) -> None:
+        if gone := self._gone():  # who asks is known to the channel by now: if it is lost from here on, that is told
+            raise SharedLost(_lost(gone))
+        messages: list[Message] = [Share(_CLIENT, message, values)]
+        if not self._opened:
+            self._opened = True
+            messages.insert(0, Share(_CLIENT, ["open", "the client", None, 0], []))
+        self._post_to(0, messages)
+
+    @handles(Share)
+    def asked(self, share: Share, number: int, now: float) -> None:
+        asker, message = share.asker, share.message
+        if number == 0 and asker == _CLIENT:
+            if self._channel is not None:
+                self._channel.receive(message, share.buffers)
+            return
+        # of a runner whose node cannot reach node 0, or the answer to it
+        node = asker.partition("/")[0]
+        to = int(node) if number == 0 and node.isdecimal() and len(node) < 9 else 0
+        if (number == 0 and not 0 < to < self._nodes) or (number != 0 and node != str(number)):
+            raise Malformed(f"node {number} asks for {asker[:80]!r}, which is not one of its processes")
+        if to == 0 and (gone := self._gone()):
+            if message[0] == "ask":
+                from skyward.node.shared.protocol import ServerToAsker
+
+                answer = ServerToAsker.Answer(message[1], "", "lost", _lost(gone), [])
+                self._post_to(number, [Share(asker, *answer.encoded())])
+            return
+        self._post_to(to, [share])
+
+
+def _lost(reason: str) -> str:
+    return (
+        f"node 0, which keeps the shared collections of the pool, is lost ({reason}): all are empty now, and whether "
+        "this operation was done is not known. Asking again works when it is back."
+    )

@@ -47,14 +47,13 @@ from skyward.client.actions import (
     SharedLost,
     Upload,
 )
-from skyward.client.arrivals import Arrivals, StreamActions
+from skyward.client.arrivals import Arrivals, ClientShared, StreamActions
 from skyward.client.call import Call, CallFuture, discard
 from skyward.client.connections import MOST_MALFORMED, Connections, Event, Heard
 from skyward.client.core import ConnectionEvents, Core
 from skyward.client.files import Answers, Transfers, node_lost, path_of
 from skyward.client.futures import Deferred
 from skyward.client.settings import Machines, PoolSettings
-from skyward.client.shared import ClientShared
 from skyward.client.uploads import Uploads, feed
 from skyward.errors import BootstrapError, PoolClosed, SkywardError
 from skyward.node.protocol import AgentToClient, ClientToAgent, Forget, Returned, Run
