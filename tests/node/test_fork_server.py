@@ -156,7 +156,7 @@ def test_a_keeper_starts_an_agent_once_when_its_fork_server_did_not_answer(
     idle_keeper: Callable[[Any], keeper._Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, ended = idle_keeper(FakeForkServer(7)), list[tuple[int, int]]()
-    node = keeper._Node(0, mine._wake, {}, pid=21)
+    node = keeper._Node(0, mine._wake, 0, {}, pid=21)
     mine._nodes = [node]
     killed: list[int] = []
     started: list[int] = []
@@ -194,7 +194,7 @@ def test_a_keeper_looks_in_time_whether_its_time_to_live_is_over_and_says_so(
 def test_a_keeper_hears_of_more_agents_than_fit_on_a_page(idle_keeper: Callable[[Any], keeper._Keeper]) -> None:
     mine = idle_keeper(FakeForkServer())
     mine._page = TermsPage(2000)
-    mine._nodes = [keeper._Node(number, mine._wake, {}) for number in range(2000)]
+    mine._nodes = [keeper._Node(number, mine._wake, number, {}) for number in range(2000)]
     mine._page.slot(1999).hear(mine._born + 5.0)
     assert mine._terms.heard == mine._born + 5.0
 

@@ -41,7 +41,7 @@ class Machine:
         self.keeper._ending, self.keeper._file, self.keeper._lease = False, None, LEASE
         self.keeper._ttl, self.keeper._born, self.keeper._joiner = ttl, world.now, 0
         self.keeper._page = TermsPage(agents)
-        self.keeper._nodes = [keeper_module._Node(number, SimpleNamespace(), {}) for number in range(agents)]
+        self.keeper._nodes = [keeper_module._Node(number, SimpleNamespace(), number, {}) for number in range(agents)]
         self.slots = [self.keeper._page.slot(number) for number in range(agents)]
         self.links = [0.0] * agents  # when each agent last heard over its link
         for slot in self.slots:

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from skyward.errors import ClockSkew
-from skyward.node.settings import Greeting, Refused, checked_greeting
+from skyward.node.settings import Greeting, Refused, Welcome, checked_greeting
 from skyward.transport.backoff import backoff
 from skyward.transport.codec import Message, Raw, split
 from skyward.transport.frames import FROM_NODE, TooLarge
@@ -73,10 +73,10 @@ class Connection:
         greeting = {"session": self.session, "received": self.link.received}
         return {**greeting, "epoch": self.epoch} if self.epoch else greeting
 
-    def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
+    def welcome(self, sock: socket.socket, answer: Welcome) -> bool:
         """True for a different agent, which knows nothing of us."""
         restarted = self.incarnation not in ("", answer["incarnation"])
-        self.incarnation, self.greeting, self.refusals = answer["incarnation"], cast("Greeting", answer), 0
+        self.incarnation, self.greeting, self.refusals = answer["incarnation"], answer, 0
         if restarted:
             self.link, self.malformed = self.link.fresh(), 0
         self.link.attach(sock, 0 if restarted else answer["received"])
@@ -100,7 +100,7 @@ class Greeted(NamedTuple):
     number: int
     link: Link
     sock: socket.socket
-    answer: dict[str, Any]
+    answer: Welcome
     first: bool = False
 
 
@@ -249,9 +249,9 @@ class Connections:
             self._try_reviving(number)
         try:
             event: Event = self._greet(peer, time.monotonic() + _GREETING)
-            if event.answer.get("unread", 0) >= MOST_MALFORMED:
+            if (unread := event.answer.get("unread", 0)) >= MOST_MALFORMED:
                 event.sock.close()
-                error = ConnectionError(f"it could not read what it was sent, {event.answer['unread']} times in a row")
+                error = ConnectionError(f"it could not read what it was sent, {unread} times in a row")
                 event = Unreachable(number, error, event.link)
         except Exception as exc:  # as above; without an event the node's calls would wait for ever
             peer.refusals = peer.refusals + 1 if isinstance(exc, ConnectionRefusedError) else 0

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, assert_never, cast
 
 from skyward.api.hardware import Gpu, seen_by_one_process
 from skyward.api.info import VARIABLE, InstanceInfo
@@ -50,7 +50,7 @@ from skyward.node.protocol import (
     output_cost,
 )
 from skyward.node.runners import Ended, Event, Pipe, Printed, RunnerProcess, Runners, Said, Standing, Stream
-from skyward.node.settings import NodeSettings, RunnerSettings, SetupSettings, system
+from skyward.node.settings import AgentOrder, Greeting, NodeSettings, RunnerSettings, SetupSettings, system
 from skyward.node.shared.agent_side import Shared
 from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
@@ -96,7 +96,7 @@ class Agent:
         fork_server: socket.socket,
         slot: TermsSlot,
         blob_cache: BlobCache,
-        about: dict[str, Any],
+        greeting: Greeting,
         dependencies: Dependencies | None = None,
     ) -> None:
         self._slot, self._blob_cache = slot, blob_cache
@@ -108,7 +108,7 @@ class Agent:
         self._runners = around.runners(self._selector, fork_server)
         tell: Callable[[Message], None] = lambda message: self._tell(message)  # noqa: E731 - the link is made below
         standing = Standing(self._calls, self._runners, self._usage, self._timers, tell)
-        node, send, timers = about.get("node", 0), self._runners.send, self._timers
+        node, send, timers = greeting.get("node", 0), self._runners.send, self._timers
         self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._calls.slots, self._mark, self._clock)
@@ -116,7 +116,7 @@ class Agent:
         self._files = NodeFiles(blob_cache, self._wake, tell)
         owners = (self, passed, standing, self._shared, self._output, self._files)
         hear_client = Receiver(ClientToAgent, *owners).receive_all
-        self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
+        self._home = ClientLink(self._selector, greeting, hear_client, self._fence, around.token(), self._clock)
         self._tell, self._output.home = self._home.tell, self._home
         self._shared.tell = self._tell
         self._listener, blob_cache.wake = listener(self._wake, blob_cache.serve), self._wake
@@ -540,11 +540,13 @@ def info_at(settings: NodeSettings, place: int) -> str:
 _DIALLING = 10.0
 
 
-def run_agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> NoReturn:
+def run_agent(
+    order: AgentOrder, directory: str, listener: socket.socket, fork_server: socket.socket, slot: TermsSlot
+) -> NoReturn:
     """Exits with 0 after the client's `bye`."""
     code = 1
     try:
-        agent = _agent(order, listener, fork_server, slot)
+        agent = _agent(order, directory, listener, fork_server, slot)
         if order["notices"]:
             threading.Thread(target=_wait_for_notice, args=(order["notices"], agent.notice), daemon=True).start()
         agent.run()
@@ -555,16 +557,18 @@ def run_agent(order: dict[str, Any], listener: socket.socket, fork_server: socke
         os._exit(code)
 
 
-def _agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> Agent:
+def _agent(
+    order: AgentOrder, directory: str, listener: socket.socket, fork_server: socket.socket, slot: TermsSlot
+) -> Agent:
     server = client = None
-    if not order["local"]:
+    if order["identity"] is not None:
         from skyward.transport.certificates import Identity, context
 
         identity = Identity(**order["identity"])
         server, client = context(identity, server=True), context(identity, server=False)
     found = look()
     called = names(found.gpus, os.environ)
-    metadata = {
+    greeting: Greeting = {
         "node": order["node"],
         "python": list(sys.version_info[:3]),
         "path": sys.path,
@@ -572,14 +576,14 @@ def _agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.s
         "system": system(),
         "pid": os.getpid(),
         "accelerators": seen_by_one_process(found.gpus),
-        **found.to_json(),
+        **cast("Greeting", found.to_json()),
         "gpu_names": called,
         "gpu_variable": variable(found.gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
     around = Dependencies(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
     admit = partial(ClientListener, listener, order["host"], server, order["session"], slot)
-    return Agent(admit, fork_server, slot, BlobCache(order["directory"], client), metadata, around)
+    return Agent(admit, fork_server, slot, BlobCache(directory, client), greeting, around)
 
 
 def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket:

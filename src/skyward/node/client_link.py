@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.node.peers import Waiting, WaitingPeers, accept_all
 from skyward.node.protocol import Raised
+from skyward.node.settings import Greeting, Welcome
 from skyward.transport.codec import Buffers, Message, Raw, halves
 from skyward.transport.frames import FROM_NODE, Malformed, encode, nbytes
 from skyward.transport.link import Broken, Link, greet, tune
@@ -37,13 +38,13 @@ class ClientLink:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        about: dict[str, Any],
+        greeting: Greeting,
         obey: Callable[[list[Raw], list[Any]], None],
         fence: Callable[[], None],
         incarnation: str,
         clock: Callable[[], float],
     ) -> None:
-        self._selector, self._about, self._obey, self._fence = selector, about, obey, fence
+        self._selector, self._greeting, self._obey, self._fence = selector, greeting, obey, fence
         self._incarnation, self._clock = incarnation, clock
         self._session: str | None = None
         self._link = Link(clock, sends=FROM_NODE)
@@ -77,12 +78,12 @@ class ClientLink:
             self._link = self._link.fresh()
             self._fence()
         self._session = hello["session"]
-        welcome = {
+        welcome: Welcome = {
             "incarnation": self._incarnation,
-            "session": self._session,
+            "session": hello["session"],
             "received": self._link.received,
             "unread": self._link.unread,
-            **self._about,
+            **self._greeting,
         }
         try:
             for piece in encode(welcome):

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from skyward.node import fork_server, processes
 from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient, written
+from skyward.node.settings import AgentOrder
 from skyward.node.terms import Terms, TermsPage
 from skyward.transport import blobs, local_sockets
 from skyward.transport.backoff import backoff
@@ -127,7 +128,8 @@ _FILES = 65536
 class _Node:
     node: int
     listener: socket.socket
-    order: dict[str, Any]
+    index: int
+    order: AgentOrder
     pid: int = 0
     restarts: int = 0
     left: bool = False
@@ -296,7 +298,7 @@ class _Keeper:
                     listener = _listener(node["host"])
                 place = [node["host"], listener.getsockname()[1]]
             self._page.slot(index).hear(time.monotonic())
-            self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
+            self._nodes.append(_Node(node["node"], listener, index, node))
             _say(KeeperToClient.Agent(node["node"], place, self._scratch))
         self._start_missing()
 
@@ -369,7 +371,8 @@ class _Keeper:
             processes.rename("skyward-agent")
             from skyward.node.agent import run_agent
 
-            run_agent(node.order, node.listener, fork_server, self._page.slot(node.order["index"], self._wake_keeper))
+            slot = self._page.slot(node.index, self._wake_keeper)
+            run_agent(node.order, self._scratch, node.listener, fork_server, slot)
         finally:
             os._exit(1)
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from skyward.node.settings import AgentOrder
 from skyward.transport.codec import Direction, Message, Within
 
 __all__ = [
@@ -132,7 +133,7 @@ class ClientToKeeper(Direction):
     class Start(Message):
         """Start the agents of these nodes."""
 
-        nodes: list[dict[str, Any]]
+        nodes: list[AgentOrder]
         own_scratch: bool
 
     class Run(Message):

@@ -12,6 +12,7 @@ from skyward.transport.frames import Malformed
 
 __all__ = [
     "MARK",
+    "AgentOrder",
     "FoundGpu",
     "Greeting",
     "LogSettings",
@@ -19,6 +20,7 @@ __all__ = [
     "Refused",
     "RunnerSettings",
     "SetupSettings",
+    "Welcome",
     "checked_greeting",
     "in_words",
     "system",
@@ -40,14 +42,22 @@ class FoundGpu(TypedDict):
     card: NotRequired[str]
 
 
-class Greeting(TypedDict, total=False):
-    """To another agent, nothing but the first four."""
+class AgentOrder(TypedDict):
+    """What a node's agent is started with."""
 
-    incarnation: str
+    node: int
+    local: bool
+    host: str
     session: str
-    received: int
-    unread: int
-    """How often in a row the next frame could not be read."""
+    identity: dict[str, str] | None
+    """Of `transport/certificates.py: Identity`; None on the client's computer."""
+    notices: str | None
+    """The function that waits for a notice that this machine is taken away, as `module:name`."""
+
+
+class Greeting(TypedDict, total=False):
+    """What an agent says of its node."""
+
     node: int
     python: list[int]
     path: list[str]
@@ -62,6 +72,16 @@ class Greeting(TypedDict, total=False):
     gpu_names: list[str]
     gpu_variable: str
     cpus: Annotated[int, Within(1, 1 << 31)]
+
+
+class Welcome(Greeting):
+    """An agent's answer to a client's greeting; to that of another agent, without what is of its node."""
+
+    incarnation: str
+    session: str
+    received: int
+    unread: NotRequired[int]
+    """How often in a row the next frame could not be read."""
 
 
 MARK = "\x1eskyward-"
@@ -115,19 +135,20 @@ class SetupSettings(NodeSettings):
     """How many bytes of output may be under way."""
 
 
-def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
-    """An agent's answer to this session's greeting, if it is one."""
+def checked_greeting(welcome: Any, session: str) -> Welcome:
+    """The answer to this session's greeting, if it is one."""
     known: dict[str, Any] = cast("dict[str, Any]", welcome) if isinstance(welcome, dict) else {}
     if "refused" in known:
         raise Refused(f"the agent there refuses the connection: {str(known['refused'])[:300]}")
-    if not isinstance(known.get("incarnation"), str) or type(known.get("received")) is not int:
+    numbers = known.get("received"), known.get("unread", 0)
+    if not isinstance(known.get("incarnation"), str) or any(type(number) is not int for number in numbers):
         raise Malformed("what answers there is no agent of ours")
     if known.get("session") != session:
         raise Refused("the agent there answers to another session than the one that it was greeted with")
     fits(Greeting, known)
     if any(gpu.keys() - FoundGpu.__annotations__ for gpu in known.get("gpus", ())):
         raise Malformed("a greeting with a GPU that has more than a GPU has")
-    return known
+    return cast("Welcome", known)
 
 
 def system() -> str:

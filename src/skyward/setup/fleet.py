@@ -32,7 +32,7 @@ from skyward.machines.parallel import each
 from skyward.machines.replacement import Joining, Missing, Replacements, Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.node.orders import ClientToKeeper
-from skyward.node.settings import Greeting, NodeSettings
+from skyward.node.settings import AgentOrder, Greeting, NodeSettings
 from skyward.setup.adoption import AdoptedLease, Adoption, described
 from skyward.setup.env.local import prepare
 from skyward.setup.hosts import Host, HostSetup
@@ -408,7 +408,7 @@ class Fleet:
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
         wait = self._context.access.notices
-        nodes = [
+        nodes: list[AgentOrder] = [
             {
                 "node": node,
                 "local": self._context.local,

@@ -17,6 +17,7 @@ from skyward.api.secret import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError, SkywardError
 from skyward.node.orders import ClientToKeeper, KeeperToClient, RunOrder, written
+from skyward.node.settings import AgentOrder
 from skyward.setup.local_shell import end_program
 from skyward.transport.codec import Message, Receiver, handles
 from skyward.transport.frames import Malformed
@@ -77,8 +78,8 @@ class KeeperClient:
             self._hear(deadline)
         return self._answers.pop()
 
-    def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
-        self.tell(ClientToKeeper.Start([dict(node) for node in nodes], own_scratch))
+    def start(self, nodes: Sequence[AgentOrder], own_scratch: bool, deadline: float) -> None:
+        self.tell(ClientToKeeper.Start(list(nodes), own_scratch))
         while len(self.ports) + len(self.sockets) < len(nodes):
             self._hear(deadline)
 
@@ -257,7 +258,7 @@ class PlacedKeeper:
     def tell(self, order: Message) -> None:
         _ = self.shell
 
-    def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
+    def start(self, nodes: Sequence[AgentOrder], own_scratch: bool, deadline: float) -> None:
         _ = self.shell
 
     def ask(self, order: Message, deadline: float) -> Any:

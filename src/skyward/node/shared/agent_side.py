@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.node.client_link import ClientLink, read_link
 from skyward.node.protocol import ClientToAgent, RunnerShare, Share
 from skyward.node.runners import RunnerProcess
-from skyward.node.settings import checked_greeting
+from skyward.node.settings import Welcome, checked_greeting
 from skyward.node.shared.protocol import AgentToHead, AskerToServer, HeadToAgent, ServerToAsker
 from skyward.node.timers import Timers
 from skyward.transport.backoff import backoff
@@ -346,7 +346,7 @@ _UNREAD = (
     "is not known whether this operation was done."
 )
 
-Found = tuple[socket.socket, dict[str, Any]] | Exception
+Found = tuple[socket.socket, Welcome] | Exception
 
 
 class Uplink:
@@ -438,7 +438,7 @@ class Uplink:
             return
         self._connect(next(self._pauses))
 
-    def _attach(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+    def _attach(self, sock: socket.socket, answer: Welcome) -> None:
         restarted = self._incarnation not in ("", answer["incarnation"])
         if restarted:
             self._link = Link(self._clock)
