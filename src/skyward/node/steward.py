@@ -31,6 +31,7 @@ from typing import Any, Protocol
 from skyward.errors import SkywardError
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient, RunOrder, written
+from skyward.node.peers import accept_all
 from skyward.node.run_files import fetch
 from skyward.node.run_folder import (
     FOLDER,
@@ -373,9 +374,10 @@ class Steward:
             self._renew()
 
     def _accept(self) -> None:
-        while True:
-            sock, _ = self._socket.accept()
+        def take(sock: socket.socket, _: str) -> None:
             threading.Thread(target=self._answer, args=(sock,), name="skyward-answer", daemon=True).start()
+
+        accept_all(self._socket, take)
 
     def _answer(self, sock: socket.socket) -> None:
         pid = 0

@@ -21,6 +21,7 @@ from skyward.api.context import PoolContext
 from skyward.api.stacks import Stacks
 from skyward.errors import SkywardError
 from skyward.machines.ledger import shown
+from skyward.node.peers import accept_all
 from skyward.pool.lifetime import PoolState
 from skyward.transport import local_sockets, private
 
@@ -87,7 +88,8 @@ class StacksSocket(AbstractContextManager[None]):
         self._listener = local_sockets.listen(self._path)
 
     def __enter__(self) -> None:
-        threading.Thread(target=self._serve, name="skyward-stacks", daemon=True).start()
+        arguments = self._listener, self._take
+        threading.Thread(target=accept_all, args=arguments, name="skyward-stacks", daemon=True).start()
 
     def __exit__(self, *exc: object) -> None:
         try:
@@ -100,26 +102,21 @@ class StacksSocket(AbstractContextManager[None]):
             pass
         self._listener.close()
 
-    def _serve(self) -> None:
-        while True:
+    def _take(self, connection: socket.socket, _: str) -> None:
+        with connection:
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # the pool is closing
-            with connection:
-                try:
-                    local_sockets.check_peer(connection)
-                    connection.settimeout(_WORD_PATIENCE)
-                    word = connection.recv(_LONGEST_WORD)
-                    connection.settimeout(_PATIENCE)
-                    if word == b"close":
-                        self._begin_closing(connection.dup())
-                        continue
+                local_sockets.check_peer(connection)
+                connection.settimeout(_WORD_PATIENCE)
+                word = connection.recv(_LONGEST_WORD)
+                connection.settimeout(_PATIENCE)
+                if word == b"close":
+                    self._begin_closing(connection.dup())
+                else:
                     connection.sendall(json.dumps(self._answer(word)).encode())
-                except OSError:
-                    continue  # another user, or somebody who said nothing or did not wait for the answer
-                except Exception:  # a mistake of ours: the next one who asks gets an answer all the same
-                    log.exception("a question about this pool could not be answered")
+            except OSError:
+                pass  # another user, or somebody who said nothing or did not wait for the answer
+            except Exception:  # a mistake of ours: the next one who asks gets an answer all the same
+                log.exception("a question about this pool could not be answered")
 
     def _begin_closing(self, connection: socket.socket) -> None:
         def act() -> None:
