@@ -33,6 +33,9 @@ def test_the_program_reads_from_an_offset_and_says_what_does_not_work(tmp_path: 
     place = [str(tmp_path), str(tmp_path / "none")]
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "model").write_bytes(b"abc")
+    for name in ("runs", "history", "pools"):
+        (tmp_path / "state" / name).mkdir(parents=True)
+        (tmp_path / "state" / name / "journal").write_bytes(b"")
     read, nothing, failed, listed, unknown, removed = asked(
         ["piece", *place, "output", 6],
         ["piece", *place, "journal", 0],
@@ -45,8 +48,12 @@ def test_the_program_reads_from_an_offset_and_says_what_does_not_work(tmp_path: 
     assert nothing == ("ok", b"")
     assert failed[0] == "failed"
     assert "No such file" in failed[1].decode()
-    (folder, file) = json.loads(listed[1])["entries"]
-    assert (folder[:2], file[:3]) == (["results", "d"], ["results/model", "f", 3])
+    entries = {path: (kind, size) for path, kind, size, *_ in json.loads(listed[1])["entries"]}
+    assert entries == {
+        "results": ("d", 0), "results/model": ("f", 3),
+        "state": ("d", 0), "state/runs": ("d", 0), "state/runs/journal": ("f", 0),
+        "state/history": ("d", 0), "state/history/journal": ("f", 0),
+    }  # fmt: skip
     assert unknown == ("failed", b"there is no word destroy")
     assert removed == ("ok", b"")
     assert not tmp_path.exists()

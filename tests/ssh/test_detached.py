@@ -17,7 +17,8 @@ import pytest
 import skyward as sky
 from skyward.cli.main import main
 from skyward.errors import HostUnreachable, InvalidArgument
-from skyward.history import runs
+from skyward.history import failed_calls, runs
+from skyward.history.store import entries
 from skyward.pool.run import Run
 from tests.ssh.places import ours
 from tests.support.hosts import Host, Network
@@ -196,6 +197,31 @@ def test_a_program_that_fails_is_started_again_on_the_same_hosts(net: Network) -
     assert (run.wait(180).stage, run.status.restarts) == ("finished", 1)
     starts = [line for line in text_of(run).splitlines() if line.startswith("start")]
     assert starts == [f"start {n} (8, 'h0') (8, 'h1')" for n in range(2)]
+
+
+def test_what_a_run_has_kept_is_fetched_and_taken_over_here(net: Network) -> None:
+    file = program(
+        net,
+        """
+        pool.on_event(lambda event: print(getattr(event, "text", ""), flush=True))
+        found = pool.map(lambda x: 6 // (3 - x), range(4), resume="picky", return_exceptions=True)
+        print(found[:3], flush=True)
+        raise found[3]
+        """,
+    )
+    assert submit(file, "--name", "grid").returncode == 0
+    assert Run("grid").wait(180).stage == "failed"
+    assert main(["fetch", "grid"]) == 0
+    (entry,) = entries(Path("grid/state"))
+    ((call, _),) = failed_calls.kept(entry)
+    here = {**os.environ, "SKYWARD_STATE": str(Path("grid/state").resolve())}
+    again = subprocess.run([sys.executable, file], env=here, capture_output=True, text=True, timeout=120)
+    assert "3 of 4 taken from picky, 1 to compute." in again.stdout
+    assert "[2, 3, 6]" in again.stdout
+    replayed = subprocess.run(
+        [sys.executable, "-m", "skyward", "replay", call.id], env=here, capture_output=True, text=True, timeout=120
+    )
+    assert "it failed as on the node: ZeroDivisionError" in replayed.stderr
 
 
 STEPS = {

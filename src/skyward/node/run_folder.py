@@ -4,7 +4,7 @@
 <folder>/output      what the program printed, as it came
 <folder>/results/    files of the program, and what it returned: return.pkl, or its exception in raised
 <folder>/program/    the program's working files, in which it runs, if this computer is not the one that submitted it
-<folder>/state/      its history then
+<folder>/state/      its history then, with failed calls, and what `resume=` keeps
 
 It is read while the run lives and afterwards, by offset, also by other versions of Skyward. This file is also a program
 that `setup/remote_folder.py` sends to the folder's machine, so it needs the standard library only.
@@ -50,6 +50,7 @@ RUN_NAME = "SKYWARD_RUN_NAME"
 JOURNAL, OUTPUT, RESERVE, RESULTS, PROGRAM = "journal", "output", "reserve", "results", "program"
 RETURNED, RAISED = f"{RESULTS}/return.pkl", f"{RESULTS}/raised"
 
+_COPIED = {".": [RESULTS, "state"], "state": ["runs", "history"]}  # of these folders, only these folders
 _PIECE = 1 << 20
 _ANSWER = 10.0
 
@@ -66,10 +67,14 @@ def piece(folder: str, name: str, offset: int, most: int = _PIECE) -> bytes:
 
 
 def listing(folder: str) -> dict[str, Any]:
-    """What is below `results/`, as entries of `transport/trees.py`, and the time on this machine."""
+    """What is to be copied, as entries of `transport/trees.py`, and the time on this machine."""
     entries: list[list[Any]] = []
-    for path, folders, names in os.walk(os.path.join(folder, RESULTS)):
+    for path, folders, names in os.walk(folder):
         inner = os.path.relpath(path, folder)
+        if inner in _COPIED:
+            folders[:], names = [each for each in folders if each in _COPIED[inner]], []
+        if inner == ".":
+            continue
         entries.append([inner, "d", 0, 0, 0o700, ""])
         for name in sorted([*names, *(each for each in folders if os.path.islink(os.path.join(path, each)))]):
             try:
