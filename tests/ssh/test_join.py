@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.setup.joined import arrivals
+from skyward.setup.joined import arrivals, places
 from tests.ssh.joining import join, joiners, login, opened
 from tests.ssh.places import left, ours
 from tests.support.hosts import Network
@@ -65,7 +65,7 @@ def test_machines_come_back_when_the_ssh_of_the_relay_breaks(apart: Network, tmp
 def test_a_lost_machine_is_replaced_when_the_command_runs_again(
     net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "_ABSENT", 2.0)
+    monkeypatch.setattr(places, "_ABSENT", 2.0)
     path = tmp_path / "join.py"
     with opened([net[0], net[1]], path, addresses=[net.address]) as pool:
         assert sorted(hostname() @ pool) == ["h0", "h1"]

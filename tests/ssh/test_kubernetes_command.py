@@ -12,7 +12,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost
-from skyward.setup.joined import arrivals
+from skyward.setup.joined import places
 from tests.ssh.places import CACHE, ours
 from tests.support.hosts import Host, Network
 from tests.support.hosts.spec import USERS
@@ -71,7 +71,7 @@ def pods(job: dict[str, Any], net: Network) -> Iterator[Pods]:
 def test_the_containers_command_joins_a_pool_as_it_stands(
     pods: Pods, net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "_ABSENT", 2.0)
+    monkeypatch.setattr(places, "_ABSENT", 2.0)
     hosts, file = list(net)[:2], tmp_path / "join.py"
 
     def kubectl() -> None:

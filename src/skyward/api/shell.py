@@ -78,6 +78,8 @@ class Access:
     """
     detaches: bool = False
     """Whether a detached run can have the machines; without it, those that have a `lease_file`, or are `local`."""
+    stays: bool = False
+    """Whether a run's files can be read where it ran when it is over; without it, node 0 is kept for a while."""
     login: str = ""
     """Which setting names the user who logs in, for the message about refused logins."""
     local: bool = False

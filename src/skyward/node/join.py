@@ -340,6 +340,7 @@ _DROPPED = (
 )
 _DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
 _TAKEN = 300.0  # a place becomes free when a machine is lost
+_KNOCK = 2.0  # between attempts, while a detached run needs nobody at home
 _PIECE = 1 << 18
 
 
@@ -362,9 +363,10 @@ class _Joiner:
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says who it is
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
         self._joined, self._lease, self._heard = False, _FIRST, time.monotonic()
-        self._until = 0.0  # of a detached run: it needs nobody at home until then
+        self._until, self._dials = 0.0, True  # a detached run needs nobody at home until then
         self._grace, self._notice = 30.0, os.path.join(tempfile.mkdtemp(prefix="skyward-join-"), "notice")
         self._running: dict[int, str] = {}  # process ids of programs, with when they were started
+        self._staying: set[int] = set()  # those that outlive their connection
         self._at_end = [["rm", "-rf", os.path.dirname(self._notice)]]
         self._outgoing, self._lock = bytearray(), threading.Lock()
         self._poll, (self._wake, self._waker) = select.poll(), socket.socketpair()
@@ -419,14 +421,14 @@ class _Joiner:
     def _come_home(self) -> ssl.SSLSocket:
         pause, began, refused, told = 0.1, time.monotonic(), 0.0, False
         while True:
-            while self._until:
-                self._check_run()
-                self._wait(1.0)
+            self._stay_away()
             try:
                 control = self._dial()
                 self._greet(control)
                 return control
             except (OSError, ValueError) as exc:
+                if self._until:
+                    continue
                 why, now, taken = str(exc), time.monotonic(), isinstance(exc, _Taken)
                 refused = (refused or now) if isinstance(exc, ConnectionRefusedError) else 0.0
             if refused and now - refused > self._patience:
@@ -441,8 +443,15 @@ class _Joiner:
             self._wait(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 5.0)
 
+    def _stay_away(self) -> None:
+        """While a detached run has this machine: nobody is at home but at times those who look at the run."""
+        until = time.monotonic() + _KNOCK
+        while self._until and (not self._dials or time.monotonic() < until):
+            self._check_run()
+            self._wait(0.5)
+
     def _check_run(self) -> None:
-        if not self._running:
+        if not self._staying:
             raise Over("")
         if time.monotonic() > self._until:
             raise Over("the time of the detached run is over")
@@ -481,7 +490,7 @@ class _Joiner:
         control.sendall(json.dumps({"join": hello}).encode() + b"\n")
         with control.makefile("rb") as lines:
             answer = json.loads(lines.readline(1 << 16) or b"{}")
-        if answer.get("again"):
+        if answer.get("again") or (self._until and "refused" in answer):
             raise _Taken(answer["refused"])
         if "refused" in answer:
             raise Over(f"the pool {self._pool} does not let this machine in: {answer['refused']}")
@@ -542,7 +551,7 @@ class _Joiner:
             self._at_end.append(fields[0])
             self._tell_guard({"at_end": fields[0]})
         elif kind == "detach":
-            self._until = time.monotonic() + fields[0]
+            self._until, self._dials = time.monotonic() + fields[0], fields[1]
             self.say("detached")
         elif kind == "notice":
             self._give_notice(fields[0])
@@ -571,6 +580,8 @@ class _Joiner:
             self.say("failed", id, f"{argv[0]}: {exc.strerror}")
             return
         self._running[process.pid] = started_at(process.pid)
+        if keep:
+            self._staying.add(process.pid)
         self._tell_guard({"program": process.pid, "started": self._running[process.pid]})
         threading.Thread(target=self._attend, args=(id, keep, process), daemon=True).start()
 
@@ -590,6 +601,7 @@ class _Joiner:
             kill(process.pid, self._running[process.pid])
         process.wait()
         self._running.pop(process.pid, None)
+        self._staying.discard(process.pid)
         self._tell_guard({"gone": process.pid})
 
     def _connect(self, id: str, host: str, port: int) -> None:

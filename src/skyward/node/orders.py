@@ -236,9 +236,13 @@ class ClientToJoiner(Direction):
         argv: list[str]
 
     class Detach(Message):
-        """End with what runs here, or after so many seconds, and no more when we are gone. The answer is `detached`."""
+        """End with what runs here, or after so many seconds, and no more when we are gone. The answer is `detached`.
+
+        With `dials`, whoever looks at the run listens where we did.
+        """
 
         left: float
+        dials: bool
 
     class Notice(Message):
         """The place will be taken away: tell its node."""

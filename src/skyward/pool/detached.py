@@ -127,13 +127,13 @@ def _submit(
         candidates, selection = pool._candidates, pool._selection  # pyright: ignore[reportPrivateUsage]
         choose = pool._choose  # pyright: ignore[reportPrivateUsage]
         context, lease = get_machines(context, candidates, selection, choose, lambda receipt: None, watchdog, steps)
-        target = lease.way_back()
+        target = record.way(lease.way_back())
         fleet = place_nodes(context, lease, watchdog, steps)
         _look_up(context, fleet, program)
         _check_hosts(context, fleet, target or {})
         host, sooner = fleet.by_node[0], lease.ends_at - _SOONER
         hold = copied = 0.0 if at_end.hold is None else at_end.hold
-        if context.provider.rented and not lease.keeps(host.keeper.directory):
+        if not (context.provider.access.stays or lease.keeps(host.keeper.directory)):
             if at_end.hold is None or at_end.results:
                 hold = max(hold, _HOLD)  # else output and result would be gone with the machine
             if at_end.hold is None:
@@ -248,9 +248,9 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
         # rented machines must be able to end themselves: nobody else may be there to do it
         if not (provider.access.local or provider.access.detaches or provider.access.lease_file):
             raise InvalidArgument(
-                f"a detached run with {provider.name} is not possible yet: it works with sky.Local(), sky.SSH(...), "
-                "sky.Slurm(), sky.Kubernetes() and sky.AWS(). Leave --detach out, and start the program inside tmux or "
-                "screen."
+                f"a detached run with {provider.name} is not possible: it works with sky.Local(), sky.SSH(...), "
+                "sky.Join(...), sky.Slurm(), sky.Kubernetes() and sky.AWS(). Leave --detach out, and start the program "
+                "in tmux or screen."
             )
     if not context.local:
         if context.min_nodes < context.nodes:
@@ -270,9 +270,10 @@ def _refuse(context: PoolContext, candidates: Sequence[Candidate], program: Prog
 def _checked(at_end: AtEnd, context: PoolContext, name: str) -> AtEnd:
     if at_end.hold is not None:
         check_number("hold", at_end.hold, whole=False)
-        if not context.provider.rented:
+        if context.provider.access.stays:
             raise InvalidArgument(
-                f"hold= is for rented machines; with {context.provider.name} a run's files stay until `sky runs drop`."
+                f"hold= is for machines that are let go at the end; with {context.provider.name} a run's files stay "
+                "until `sky runs drop`."
             )
     if at_end.results is None:
         return at_end

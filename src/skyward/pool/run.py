@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import sys
@@ -97,6 +98,8 @@ class Run:
             if found.stage == "lost":
                 found = self._status()  # its steward may have ended after the journal was read
         except HostUnreachable as exc:
+            if known := self._record.end:
+                return RunStatus(**known)  # another process has brought it home just now
             handed = self._record.facts["handed"]
             until = handed["time"] + handed["left"]
             if until < time.time() or self._machines not in (None, *(held.pool for held in histories())):
@@ -106,19 +109,28 @@ class Run:
             text = f"If its machines have ended, `sky down {self._machines} --yes` removes what is left of them."
             text += f" Its files were to be copied to {self.results} there." if self.results else ""
             raise HostUnreachable(exc.step, f"{exc.detail}\n{text}") from exc
-        if found.over and self._remote is not None and self._machines is None:
+        if found.over and self._remote is not None and not self._fleeting:
             self._record.end = asdict(found)
         return found
 
     def bring_home(self) -> object:
-        """Once it is over: copies what rented machines have of it, and ends them; the receipt, if there is one."""
-        if self._machines is None or self._record.end is not None or not (found := self.status).over:
+        """Once it is over: copies what rented or joined machines have of it, and lets them go; the receipt, if any."""
+        if not self._fleeting or self._record.end is not None or not self.status.over:
             return None
         from skyward.machines.reaper import down, renting_providers
 
-        with suppress(HostUnreachable):  # lost, and its machines have ended
-            fetch(self.name, self._folder, self._record.path / "folder", over=True)
-        self._record.end = asdict(found)
+        with open(self._record.path / "home", "ab") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # another terminal may be doing it
+            if self._record.end is not None:
+                return None
+            found = self.status
+            with suppress(HostUnreachable):  # lost, and its machines have ended
+                fetch(self.name, self._folder, self._record.path / "folder", over=True)
+            if self._machines is None:
+                self._ask({"do": "stop"})
+            self._record.end = asdict(found)
+        if self._machines is None:
+            return None
         outcomes = down(renting_providers(), [self._machines], really=True)
         return next((outcome.receipt or outcome.why for outcome in outcomes), None)
 
@@ -152,9 +164,14 @@ class Run:
         """The same until the run is over."""
         while True:
             over = self.status.over
-            for piece in self.output(offset):
-                offset += len(piece)
-                yield piece
+            try:
+                for piece in self.output(offset):
+                    offset += len(piece)
+                    yield piece
+            except HostUnreachable:
+                if self._record.end is None:
+                    raise
+                continue  # another process has brought it home just now
             if over:
                 self.bring_home()
                 return
@@ -225,8 +242,17 @@ class Run:
 
     @property
     def _remote(self) -> dict[str, Any] | None:
-        home = self._machines is not None and self._record.end is not None
-        return None if home else self._record.facts.get("handed", {}).get("target")
+        """How node 0 is reached; None if the files are on this computer."""
+        return None if self._fleeting and self._record.end is not None else self._target
+
+    @property
+    def _target(self) -> dict[str, Any] | None:
+        return self._record.facts.get("handed", {}).get("target")
+
+    @property
+    def _fleeting(self) -> bool:
+        """Whether node 0 cannot be reached for good when it is over."""
+        return self._machines is not None or run_record.JOIN in (self._target or {})
 
     @property
     def _machines(self) -> str | None:
@@ -236,12 +262,12 @@ class Run:
     @property
     def _folder(self) -> RunFolder:
         handed = self._record.facts.get("handed", {"folder": str(self._record.path / "folder"), "socket": ""})
-        if self._machines is not None and self._record.end is not None:
+        if self._fleeting and self._record.end is not None:
             return RunFolder(str(self._record.path / "folder"), "")
         if self._remote is None:
             return RunFolder(handed["folder"], handed["socket"])
         if self._reached is None:
-            self._reached = _reached(handed, self._remote)
+            self._reached = _reached(handed, self._remote, self._record.path)
         return self._reached
 
     def _journal(self) -> list[dict[str, Any]]:
@@ -254,11 +280,15 @@ class Run:
             return None
 
 
-def _reached(handed: Mapping[str, Any], target: Mapping[str, Any]) -> RunFolder:
+def _reached(handed: Mapping[str, Any], target: Mapping[str, Any], record: Path) -> RunFolder:
     from skyward.setup.remote_folder import RemoteFolder
     from skyward.setup.ssh.shell import SshShell
 
     place = handed["python"], handed["folder"], handed["socket"]
+    if run_record.JOIN in target:
+        from skyward.setup.joined.door import DoorShell
+
+        return RemoteFolder(DoorShell(record), *place)
     if pod := target.get("pod"):
         from skyward.setup.pods import PodShell
 

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from skyward.errors import InvalidArgument
 from skyward.history import runs
 from skyward.transport.journal import Journal
 
-__all__ = ["KIND", "RunRecord", "check_free", "create", "find", "free_name"]
+__all__ = ["JOIN", "KIND", "RunRecord", "check_free", "create", "find", "free_name"]
 
 KIND = "detached"
+JOIN = "join"
+"""The way back to a machine that has joined, by `setup/joined/door.py`."""
 _SEEN, _END = "seen", "end"
 
 
@@ -69,6 +72,15 @@ class Submission(RunRecord):
     def write(self, fact: str, **values: Any) -> None:
         self.facts[fact] = {"fact": fact, "time": time.time(), **values}
         self._held.append(self.facts[fact])
+
+    def way(self, found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The lease's way back to node 0, without its secret, which goes into a file of its own."""
+        if found is None or JOIN not in found:
+            return None if found is None else dict(found)
+        from skyward.setup.joined.door import keep
+
+        keep(self.path, found[JOIN])
+        return {JOIN: found[JOIN]["name"]}
 
     def close(self) -> None:
         self._held.close()

@@ -6,9 +6,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from skyward.api.checks import check_path, check_port
 from skyward.api.image import check_number
@@ -76,7 +77,7 @@ class Join(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, notices=join_notice.wait)
+        return Access(lease=self.lease, notices=join_notice.wait, detaches=True)
 
     @property
     def elastic(self) -> bool:
@@ -145,9 +146,23 @@ class _JoinLease(JoinedLease):
         places = self.arrivals.vacant(count)
         return self.arrivals.wait(places, time.monotonic() + timeout, report, failed=lambda: report(waiting))
 
+    def way_back(self) -> Mapping[str, Any]:
+        """The machine of node 0 connects to this computer for as long as the run has it."""
+        first = self.machines[0].joined
+        assert first is not None
+        self.way = first.place
+        return {"join": self.arrivals.kept(first.place)}
+
+    def leave(self) -> None:
+        super().leave()
+        self._remove_file()
+
     def close(self, report: Report) -> object:
+        self._remove_file()
+        return super().close(report)
+
+    def _remove_file(self) -> None:
         self._path.unlink(missing_ok=True)
         directory = pool_dir(self.pool)
         if self._path.parent == directory and directory.exists() and not any(directory.iterdir()):
             directory.rmdir()
-        return super().close(report)

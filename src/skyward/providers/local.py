@@ -28,7 +28,7 @@ class Local(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(local=True)
+        return Access(local=True, stays=True)
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         self._check(count)

@@ -119,7 +119,7 @@ class SSH(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(self.lease, self.ssh_timeout, self.network, detaches=True)
+        return Access(self.lease, self.ssh_timeout, self.network, detaches=True, stays=True)
 
     def __repr__(self) -> str:
         names = [repr(str(host)) for host in self.hosts]

@@ -28,7 +28,7 @@ from skyward.node import join
 from skyward.node.join import Over, read_text
 from skyward.providers.join import write_file
 from skyward.setup.joined import arrivals as arrivals_file
-from skyward.setup.joined import members
+from skyward.setup.joined import members, places
 from skyward.setup.joined.arrivals import Arrivals, JoinedLease, JoinShell, join_file, join_program, open_arrivals
 from tests.support.dask_scheduler import client_of_a_scheduler
 from tests.support.waiting import until
@@ -43,7 +43,7 @@ def arrivals(request: pytest.FixtureRequest) -> Iterator[Arrivals]:
 
 @pytest.fixture
 def interchangeable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arrivals]:
-    monkeypatch.setattr(arrivals_file, "_ABSENT", 0.2)
+    monkeypatch.setattr(places, "_ABSENT", 0.2)
     monkeypatch.setattr(arrivals_file, "_SETTLED", 0.2)
     name = f"interchangeable-{id(request)}"
     made = open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1", interchangeable=True)

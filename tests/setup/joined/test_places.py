@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.node.join import token
-from skyward.setup.joined.arrivals import Places, Refused
+from skyward.setup.joined.places import Places, Refused
 
 POOL, SECRET = "pool", "ab" * 32
 

@@ -7,8 +7,6 @@ machines = arrivals.wait(range(4), deadline, report)     each runs `join_program
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -21,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -33,18 +31,19 @@ from skyward.errors import BootstrapError, HostUnreachable, SkywardError
 from skyward.machines.ledger import Ledger
 from skyward.node import join
 from skyward.node.check_network import addresses
-from skyward.node.join import MARK, STDERR, STDIN, STDOUT, Pump, token
+from skyward.node.join import MARK, STDERR, STDIN, STDOUT, Pump
 from skyward.node.orders import ClientToJoiner, JoinerToClient
 from skyward.node.peers import plain
 from skyward.setup.joined.members import Control, JoinedMachine, Listener, MachineLeft, Member, NotStarted
+from skyward.setup.joined.places import Places, Refused
 from skyward.setup.local_shell import RECEIVE, not_copied
-from skyward.transport.certificates import Authority
+from skyward.transport.certificates import Authority, Identity
 from skyward.transport.codec import Message, Receiver, handles
 
 if TYPE_CHECKING:
     from skyward.setup.joined.relay import RelayClient
 
-__all__ = ["Arrivals", "JoinShell", "JoinedLease", "Places", "Refused", "join_file", "join_program", "open_arrivals"]
+__all__ = ["Arrivals", "JoinShell", "JoinedLease", "join_file", "join_program", "open_arrivals"]
 
 
 _MOST_OUTPUT = 64 << 20
@@ -262,6 +261,7 @@ class JoinedLease(Lease):
     def __init__(self, provider: Provider, arrivals: Arrivals, ledger: Ledger | None = None) -> None:
         super().__init__(provider, arrivals.pool, ledger=ledger)
         self.arrivals = arrivals
+        self.way: int | None = None  # the place at which a detached run is looked at, unless there is another way
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         return [self._refreshed(machine) for machine in machines]
@@ -275,7 +275,7 @@ class JoinedLease(Lease):
         self.arrivals.warn_with(warn)
 
     def hand_over(self, run: str, until: float) -> None:
-        self.arrivals.detach(until - time.time() + _ENDING)
+        self.arrivals.detach(until - time.time() + _ENDING, self.way)
         super().hand_over(run, until)
 
     def leave(self) -> None:
@@ -294,13 +294,22 @@ class JoinedLease(Lease):
 
 class Arrivals:
     def __init__(
-        self, pool: str, ttl: float, lease: float, grace: float, warn: Report | None, interchangeable: bool, hint: str
+        self,
+        pool: str,
+        ttl: float,
+        lease: float,
+        grace: float,
+        warn: Report | None = None,
+        interchangeable: bool = False,
+        hint: str = "",
+        kept: Mapping[str, Any] | None = None,
     ) -> None:
         self.pool, self.lease, self._grace, self._interchangeable = pool, lease, grace, interchangeable
         self.warnings: list[str] = []
         self._warn = warn
-        self._secret = secrets.token_hex(32)
-        self._places = Places(pool, self._secret)
+        self._secret = secrets.token_hex(32) if kept is None else kept["secret"]
+        self._identity = Authority(pool, ttl).issue("listener") if kept is None else Identity(**kept["identity"])
+        self._places = Places(pool, self._secret, {} if kept is None else {kept["place"]: kept["key"]})
         self._changed = threading.Condition()
         self._members: dict[int, Member] = {}
         self._highest = -1
@@ -308,10 +317,11 @@ class Arrivals:
         self._detached: set[int] = set()
         receiver = Receiver(JoinerToClient, self)
         self._control = Control(lambda member, message: receiver.receive(message, [], member))
-        self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
+        self._listener = Listener(self._identity, self._join, self._stream)
         self._addresses: list[tuple[str, int]] = []
         self._hint = hint
         self._relay: RelayClient | None = None
+        self._target_of_relay: SshTarget | None = None
         self._closed = False
         _made.add(self)
 
@@ -326,6 +336,7 @@ class Arrivals:
     def meet(self, target: SshTarget, port: int, advertise: tuple[str, ...]) -> None:
         from skyward.setup.joined.relay import RelayClient
 
+        self._target_of_relay = target
         self._relay = RelayClient(target, self.lease, port, self._listener.take, self.tell)
         self._addresses = [(name, self._relay.port) for name in advertise or self._relay.addresses]
 
@@ -413,8 +424,17 @@ class Arrivals:
             self._highest = max([self._highest, *self._members]) + 1
             return self._highest
 
-    def member(self, place: int) -> Member:
+    def kept(self, place: int) -> dict[str, Any]:
+        """With what another process listens for the machine of this place, and for no other; a secret."""
+        relay = None if self._target_of_relay is None else asdict(self._target_of_relay)
+        meeting = {"port": self._addresses[0][1], "addresses": [name for name, _ in self._addresses], "relay": relay}
+        bound = {"place": place, "key": self._places.bound(place), "name": self.member(place).name}
+        identity = {"secret": self._secret, "identity": vars(self._identity)}
+        return {"pool": self.pool, "lease": self.lease, "grace": self._grace, **meeting, **bound, **identity}
+
+    def member(self, place: int, timeout: float = 0.0) -> Member:
         with self._changed:
+            self._changed.wait_for(lambda: place in self._members, timeout)
             found = self._members.get(place)
         if found is None:
             raise SkywardError(f"nobody has place {place} of {self.pool}.")
@@ -443,12 +463,14 @@ class Arrivals:
             found.order(ClientToJoiner.End())
             found.leave(why)
 
-    def detach(self, left: float) -> None:
-        """From now on machines end with what runs there, or after `left` seconds, and not when we are gone."""
+    def detach(self, left: float, way: int | None = None) -> None:
+        """From now on machines end with what runs there, or after `left` seconds, and not when we are gone; that of the
+        place `way` comes to whoever listens in our place.
+        """
         with self._changed:
             members = {place: member for place, member in self._members.items() if not member.gone}
-        for member in members.values():
-            member.order(ClientToJoiner.Detach(left))
+        for place, member in members.items():
+            member.order(ClientToJoiner.Detach(left, place == way))
         with self._changed:
             if not self._changed.wait_for(lambda: members.keys() <= self._detached, _DETACHED):
                 names = ", ".join(member.name for place, member in members.items() if place not in self._detached)
@@ -570,110 +592,6 @@ def _shown(text: str, most: int) -> str:
 
 def _say(sock: ssl.SSLSocket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode() + b"\n")
-
-
-_ABSENT = 20.0  # seconds; machines whose connection breaks are back sooner
-
-
-class Refused(Exception):
-    """The user hears of it only if the joiner knew the secret.
-
-    It may retry if `again`. `instead_of`: the machine it replaces.
-    """
-
-    def __init__(self, why: str, known: bool, again: bool = False, instead_of: int | None = None) -> None:
-        super().__init__(why, known, again, instead_of)
-        self.why, self.known, self.again, self.instead_of = why, known, again, instead_of
-
-
-class Places:
-    """Open until taken or expired, then bound to a key."""
-
-    def __init__(self, pool: str, secret: str) -> None:
-        self._pool, self._secret = pool, secret
-        self._open: list[int] = []
-        self._bound: dict[int, str] = {}
-        self._retired: set[int] = set()
-        self._used: set[int] = set()
-        self._followers: set[str] = set()
-
-    def open(self, places: Iterable[int]) -> None:
-        """Reopening a bound place binds it to its next taker."""
-        for place in places:
-            self._bound.pop(place, None)
-            self._retired.discard(place)
-            self._used.discard(place)
-            if place not in self._open:
-                self._open.append(place)
-
-    def close(self, places: Iterable[int]) -> None:
-        for place in places:
-            if place in self._open:
-                self._open.remove(place)
-
-    def retire(self, place: int) -> None:
-        self._retired.add(place)
-
-    def use(self, places: Iterable[int]) -> None:
-        self._used.update(places)
-
-    def is_used(self, place: int) -> bool:
-        return place in self._used
-
-    def had_by(self, key: str) -> int | None:
-        digest = _digest(key)
-        return next((place for place, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
-
-    def admit(self, place: int | None, proof: str, key: str, away: Mapping[int, float] | None = None) -> int:
-        """Binds a place to the key; raises Refused.
-
-        `away`: seconds since an absent machine left, if interchangeable.
-        """
-        if not hmac.compare_digest(proof.encode(), token(self._secret, self._pool, place).encode()):
-            raise Refused("it does not know this pool's secret", False)
-        mine = self.had_by(key)
-        if mine is not None and place in (None, mine):
-            if mine in self._retired:
-                raise Refused(f"place {mine} was given up", False)
-            return mine
-        place = self._asked(place) if away is None else self._any(place, _digest(key), away)
-        if place in self._open:
-            self._open.remove(place)
-        self._bound[place] = _digest(key)
-        return place
-
-    def _asked(self, place: int | None) -> int:
-        if place is None:
-            if not self._open:
-                raise Refused("every place is taken", True, again=True)
-            return self._open[0]
-        if place in self._bound:
-            raise Refused(f"place {place} is taken by another machine", True)
-        if place not in self._open:
-            raise Refused(f"there is no place {place}, or the time to take it is over", True)
-        return place
-
-    def _any(self, place: int | None, digest: str, away: Mapping[int, float]) -> int:
-        """The requested place or another; that of an absent machine only if unused."""
-        if place in self._open:
-            return place
-        if place in self._bound and place not in away and place not in self._retired:
-            raise Refused(f"place {place} is taken by another machine", True)
-        gone = {*self._retired, *(known for known, seconds in away.items() if seconds > _ABSENT)}
-        lost = [known for known in self._bound if known in gone and place in (None, known)]
-        unused = [known for known in lost if known not in self._used and known not in self._retired]
-        if found := [*self._open, *unused]:
-            return found[0]
-        used = [known for known in lost if known not in self._retired]
-        if used and digest not in self._followers:  # nobody has more than one machine given up
-            self._followers.add(digest)
-            raise Refused(f"the machine of place {used[0]} is being given up", False, again=True, instead_of=used[0])
-        # the user is told, unless there is a place soon: that of a machine that is given up, or may be
-        raise Refused("every place is taken", not (lost or away or digest in self._followers), again=True)
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 _FUTURE = "from __future__ import annotations\n"

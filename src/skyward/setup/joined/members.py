@@ -21,7 +21,7 @@ from skyward.errors import HostUnreachable
 from skyward.node.join import WAIT
 from skyward.node.orders import ClientToJoiner, written
 from skyward.node.peers import Waiting, WaitingPeers, accept_all
-from skyward.transport.certificates import Authority, context
+from skyward.transport.certificates import Identity, context
 from skyward.transport.codec import Message, split
 from skyward.transport.frames import Malformed
 from skyward.transport.link import tune
@@ -284,11 +284,10 @@ class Listener:
 
     def __init__(
         self,
-        authority: Authority,
+        identity: Identity,
         joins: Callable[[ssl.SSLSocket, dict[str, Any]], None],
         streams: Callable[[socket.socket, str], None],
     ) -> None:
-        identity = authority.issue("listener")
         self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(identity.cert)).hexdigest()
         """Checked by machines before they send anything."""
         self._tls = context(identity, server=True)
