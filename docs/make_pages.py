@@ -186,7 +186,7 @@ def _commands() -> str:
         if names:
             lines += [f"## {title.capitalize()}", ""]
         if title == "detached runs":
-            lines += ["[Runs that outlive this terminal](guides/detached-runs.md) has the whole of it.", ""]
+            lines += ["[Runs that outlive this terminal](guides/detached-runs.md) explains them.", ""]
         for name in names:
             if name == "completion":
                 continue

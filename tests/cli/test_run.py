@@ -150,7 +150,7 @@ def test_the_example_project_runs(tmp_path: Path) -> None:
     assert "main.py opens a pool of its own in line 12, so `sky run` opens none" in started.stderr
     refused = sky_command(tmp_path / "mine", "run", "main.py", "--nodes", "3")
     assert refused.returncode == 1
-    assert "for which --nodes would not count. Run it with `python main.py`" in refused.stderr
+    assert "so --nodes would have no effect. Run it with `python main.py`" in refused.stderr
     assert "pool open" not in refused.stderr
     (tmp_path / "mine" / "main.py").write_text("changed")
     again = sky_command(tmp_path / "mine", "init", "--json")

@@ -182,7 +182,7 @@ def test_a_call_that_is_too_large_for_a_frame_fails_and_the_others_run(
         node.answers = False
         at_once, running = pool.made(*[b"x"] * 4), [pool.made() for _ in range(4)]
         pool.engine.send([at_once])
-        with pytest.raises(InvalidArgument, match=r"f was not sent.* 5 buffers .*Send less with one call"):
+        with pytest.raises(InvalidArgument, match=r"f was not sent.* 5 buffers .*Send less per call"):
             at_once.future.result(30)
         pool.engine.send(running)
         late = [pool.made(*[b"x"] * count) for count in (1, 4, 1)]

@@ -156,7 +156,7 @@ def test_a_verdict_that_is_none_ends_its_call_and_breaks_its_link_only(
     call = pool.call(0)
     id = pool.nodes[0].calls.get(timeout=30)
     pool.nodes[0].say([kind, id, metadata, count], buffers=(b"",) * count)
-    with pytest.raises(SkywardError, match="could not be understood"):
+    with pytest.raises(SkywardError, match="could not be read here"):
         call.future.result(30)
     assert broken(pool)
     assert pool.works(1)

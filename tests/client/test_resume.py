@@ -78,7 +78,7 @@ def test_another_version_of_the_code_stops_it_and_names_what_has_changed() -> No
     with pytest.raises(sky.SkywardError) as found:
         Sweep([1, 2, 3], newer)
     text = str(found.value)
-    assert "2 of the results there are of another version of train" in text
+    assert "2 of the kept results are from another version of train" in text
     assert "train > RATE" in text
     assert "helper" not in text
     assert 'changed="keep"' in text
@@ -102,7 +102,7 @@ def test_changed_redo_computes_them_and_the_old_code_finds_its_own_again() -> No
     Sweep([1, 2]).compute("one", "two")
     redo = Sweep([1, 2], newer, changed="redo")
     assert not redo.known
-    assert "2 of them are there of another version" in redo.said[0]
+    assert "2 of them are kept from another version" in redo.said[0]
     redo.compute("new one", "new two")
     for fn, expected in ((newer, {0: "new one", 1: "new two"}), (function(), {0: "one", 1: "two"})):
         run = Sweep([1, 2], fn)
@@ -166,7 +166,7 @@ def test_a_damaged_result_is_computed_again_and_a_line_says_so(state: Path) -> N
     (folder / "journal").write_bytes(b"\n".join(lines))
     run = Sweep(range(6))
     assert run.known == {4: 4, 5: 5}
-    assert "cannot be read, and are computed again: 3" in run.said[0]
+    assert "3 cannot be read, and are computed again" in run.said[0]
     assert re.search(r"damaged lines in \S*/runs/grid/journal, whose results are missing: 1\.$", run.said[0])
     run.compute(0, 1, 2, 3)
     again = Sweep(range(6))

@@ -115,7 +115,7 @@ def test_files_of_another_run_or_of_anybody_are_not_overwritten() -> None:
         assert submit(file, "--name", name).returncode == 0
         Run(name).wait(120)
     Run("one").fetch("copy")
-    with pytest.raises(InvalidArgument, match="copy has the files of another run than two"):
+    with pytest.raises(InvalidArgument, match="copy has the files of a run other than two"):
         Run("two").fetch("copy")
     Path("mine").mkdir()
     Path("mine/output").write_text("precious")
@@ -184,7 +184,7 @@ def test_at_its_end_the_files_of_a_run_are_copied_to_where_its_user_wants_them(
     again = submit(file, "--name", "grid", "--results", "kept")
     assert again.returncode == 1
     assert "results= cannot be used: " in again.stderr
-    assert "kept/grid has the files of another run than grid" in again.stderr
+    assert "kept/grid has the files of a run other than grid" in again.stderr
     assert files("kept/grid") == found
 
 

@@ -69,7 +69,7 @@ def test_every_node_shows_its_own_gpus_and_trouble_is_a_warning_with_its_name(fa
         def warnings() -> list[str]:
             return [event.text for event in heard.of(events.Notice) if event.level == "warning"]
 
-        hot = "node 1: GPU 1 (NVIDIA H200) is slow: the hardware has lowered its clocks, since it is too hot."
+        hot = "node 1: GPU 1 (NVIDIA H200) is slow: the hardware has lowered its clocks because it is too hot."
         until(lambda: hot in warnings(), 60)
         count = len(samples(1))
         until(lambda: len(samples(1)) > count + 2, 60)

@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "for over a future": (lambda pool: list(count(2) > pool), "`for item in call >> pool`"),
     "a future's item": (lambda pool: (double(1) > pool)[0], "future.result()"),
     "await of a map": (lambda pool: asyncio.run(_await_map(pool)), "asyncio.to_thread(pool.map, fn, items)"),
-    "map with chunks": (lambda pool: pool.map(double, [1], chunksize=3), "how many items go together follows from"),
+    "map with chunks": (lambda pool: pool.map(double, [1], chunksize=3), "chunks are sized by"),
     "map without items": (lambda pool: pool.map(double), "pool.map(fn, items)"),
     "map with a word for a switch": (lambda pool: pool.map(double, [1], return_exceptions="no"), "True or False"),
     "push of a number": (lambda pool: pool.push(123), 'pool.push("data")'),

@@ -342,7 +342,7 @@ def test_an_error_of_no_call_is_refused() -> None:
         sky.replay(ValueError("no"))
     with pytest.raises(InvalidArgument, match="no failed call 'nothing' is kept on this computer"):
         sky.replay("nothing")
-    with pytest.raises(InvalidArgument, match=r"replay\(3\): the exception of a call, or its id"):
+    with pytest.raises(InvalidArgument, match=r"replay\(3\): expected the exception of a call, or its id"):
         sky.replay(3)  # type: ignore[arg-type]
 
 
@@ -479,7 +479,7 @@ def test_lines_are_shown_as_they_were_when_the_call_failed(state: Path, tmp_path
     assert "has changed" not in sky_replay(call).stderr
     program.write_text("import os\n" * 20)
     edited = sky_replay(call).stderr
-    assert f"- {program} has changed since: the code of then runs and is shown\n" in edited
+    assert f"- {program} has changed since: the code as it was then runs and is shown\n" in edited
     assert f'File "{program}", line 4, in fail\n    return 1 / value  # of then\n' in edited
     typed = [("(Pdb) ", "q\n")]
     shown, _ = in_a_terminal([sys.executable, "-m", "skyward", "replay", call, "--pdb"], typed)

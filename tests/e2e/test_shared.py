@@ -108,7 +108,7 @@ def test_a_name_belongs_to_one_kind(pool: sky.ComputePool) -> None:
     pool.dict("kind")["a"] = 1
     with pytest.raises(InvalidArgument, match="'kind' is a dict in this pool, not a queue"):
         pool.queue("kind").get(0)
-    with pytest.raises(InvalidArgument, match="cannot be the name of a lock"):
+    with pytest.raises(InvalidArgument, match="cannot name a lock"):
         pool.lock("")
     with pytest.raises(InvalidArgument, match="timeout=-1"):
         pool.queue("q").get(-1)

@@ -219,7 +219,7 @@ def test_a_sleeping_body_ends_at_its_time_limit(patient: sky.ComputePool) -> Non
     assert isinstance(caught.value, TimeoutError)
     assert "0.3 s" in str(caught.value)
     note, _ = caught.value.__notes__  # the other one names `sky replay`
-    assert note.startswith("where the body stood when its time was over:\n")
+    assert note.startswith("where the body was when its time ran out:\n")
     frames = [line for line in note.splitlines() if line.startswith("  File ")]
     assert len(frames) == 1, note
     assert frames[0].startswith(f'  File "{__file__}"')

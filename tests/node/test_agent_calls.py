@@ -314,7 +314,7 @@ def test_a_net_kills_again_what_outlives_its_stop() -> None:
     bench.now += 6
     assert bench.calls.audit(bench.now) == ([], [])  # seen once, it may be about to end
     found, actions = bench.calls.audit(bench.now + 1)
-    assert found == ["call a outlived its stop; its process was killed again"]
+    assert found == ["call a kept running after its stop; its process was killed again"]
     assert [type(action) for action in actions] == [Kill]
 
 
@@ -356,7 +356,7 @@ def test_nobody_is_blamed_for_a_process_that_lives_on_while_none_can_be_killed()
     for seconds in range(6, 20):
         assert bench.calls.audit(bench.now + seconds, killable=False) == ([], [])
     bench.calls.audit(bench.now + 20)
-    assert bench.calls.audit(bench.now + 21)[0] == ["call a outlived its stop; its process was killed again"]
+    assert bench.calls.audit(bench.now + 21)[0] == ["call a kept running after its stop; its process was killed again"]
 
 
 def test_a_call_that_cannot_be_sent_does_not_hold_up_the_node() -> None:
@@ -367,7 +367,7 @@ def test_a_call_that_cannot_be_sent_does_not_hold_up_the_node() -> None:
     bench.take("b")
     assert bench.sent() == [["call", "b"]]
     found, _ = bench.calls.audit(bench.now)
-    assert found == ["call a was gone, and waited for a process; it waits no more"]
+    assert found == ["call a was gone, and waited for a process; it no longer does"]
     assert bench.calls.audit(bench.now) == ([], [])
 
 

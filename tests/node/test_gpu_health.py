@@ -16,7 +16,7 @@ def test_a_gpu_that_is_too_hot_is_named_once_until_it_has_been_well_for_a_while(
     health = GpuHealth()
     assert health.observe([reading()], [], 0) == []
     assert health.observe([reading(slowdowns=HARDWARE | HOT)], [], 1) == [
-        "GPU 0 (NVIDIA H200) is slow: the hardware has lowered its clocks, since it is too hot."
+        "GPU 0 (NVIDIA H200) is slow: the hardware has lowered its clocks because it is too hot."
     ]
     for second in range(2, 200):  # on and off every second is one event
         assert health.observe([reading(slowdowns=HOT * (second % 2))], [], second) == []

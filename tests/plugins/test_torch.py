@@ -96,8 +96,8 @@ def test_a_version_that_the_image_pins_has_the_index_that_has_it(pin: str, index
     ("options", "pip", "words"),
     [
         ({"version": "2.3.0", "cuda": "cu124", "vision": "0.18.0"}, "torch==2.1.0", "torch==2.1.0.*torch==2.3.0"),
-        ({"version": ">=2.3"}, "torch==2.1.0", "no version is both"),
-        ({"version": "2.3.0"}, "torch<2.2", "no version is both"),
+        ({"version": ">=2.3"}, "torch==2.1.0", "no version satisfies both"),
+        ({"version": "2.3.0"}, "torch<2.2", "no version satisfies both"),
         ({"vision": "0.18.0"}, "torch==2.1.0", "torchvision 0.16"),
         ({"audio": "2.3.0"}, "torch==2.1.0", "torchaudio 2.1"),
         ({"version": "2.4.0", "vision": "0.18.0"}, "pandas", "torchvision 0.19"),

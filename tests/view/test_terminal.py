@@ -181,7 +181,7 @@ def test_a_failing_sink_is_logged_once_and_stops_nobody(caplog: pytest.LogCaptur
         feed.put("stdout", "text\n")
         feed.flush()
     feed.close()
-    assert [record.message for record in caplog.records] == ["the console failed and says no more"]
+    assert [record.message for record in caplog.records] == ["the console failed and prints nothing more"]
 
 
 def test_characters_that_the_stream_cannot_encode_are_escaped() -> None:

@@ -29,12 +29,13 @@ def spent_at(dollars: float, prices: Sequence[tuple[float, float]]) -> float:
 def check_price(budget: float, hourly: float, provider: str) -> None:
     if not hourly:
         raise InvalidArgument(
-            f"budget={budget:g}: {provider} has no prices, so nothing tells when that is spent. Limit the time "
+            f"budget={budget:g}: {provider} has no prices, so Skyward cannot tell when it is spent. Limit the time "
             "instead, with ttl=seconds."
         )
     if not math.isfinite(hourly):
         raise InvalidArgument(
-            f"budget={budget:g}: the price of these machines is not known, so nothing tells when that is spent. Choose "
+            f"budget={budget:g}: the price of these machines is not known, so Skyward cannot tell when it is spent. "
+            f"Choose "
             "others (`sky offers` lists them with prices), or limit the time instead, with ttl=seconds."
         )
     if _HOUR * budget / hourly < _LEAST:

@@ -481,7 +481,7 @@ def _checked_limit(seconds: Any) -> float:
     if seconds is None:
         return math.inf
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise InvalidArgument(f"timeout={seconds!r}: a time limit is a positive number of seconds, or None for none.")
+        raise InvalidArgument(f"timeout={seconds!r}: expected a positive number of seconds, or None for no limit.")
     return float(seconds) if seconds < _NO_LIMIT else math.inf
 
 

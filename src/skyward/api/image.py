@@ -308,7 +308,7 @@ class Image:
         object.__setattr__(self, "lock", _checked_lock(self.lock))
         check_number("bootstrap_timeout", self.bootstrap_timeout, whole=False)
         if type(self.warm) is not bool:
-            raise InvalidArgument(f"warm={self.warm!r} is neither True nor False. Give one of them.")
+            raise InvalidArgument(f"warm={self.warm!r}: expected True or False.")
         self._check_indexes()
         self._check_apt()
         self._check_env()

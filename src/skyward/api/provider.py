@@ -110,7 +110,7 @@ class Receipt:
         return type(self) is Receipt and not self.text
 
     def __str__(self) -> str:
-        return self.text or f"pool {self.pool} is closed; there was nothing to pay or to end."
+        return self.text or f"pool {self.pool} is closed; there was nothing to pay for or to end."
 
 
 @dataclass(frozen=True)

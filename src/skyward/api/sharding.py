@@ -150,7 +150,7 @@ def _warn_uneven(length: int, total: int) -> None:
     print(
         f"sky.shard: {length} elements over {total} {ranks}: {longer} of them get{'s' if longer == 1 else ''} "
         f"{length // total + 1}, the others {length // total}. {ranks.title()} that train together must make equally "
-        "many steps, or they wait for each other for ever. Write sky.shard(..., drop_last=True), or pad=True.",
+        "many steps, or they wait for each other forever. Write sky.shard(..., drop_last=True), or pad=True.",
         file=sys.stderr,
         flush=True,
     )

@@ -57,7 +57,7 @@ def check_min_nodes(min_nodes: object, nodes: int | tuple[int, int]) -> None:
     most = nodes if isinstance(nodes, int) else nodes[1]
     if cast(int, min_nodes) > most:
         raise InvalidArgument(
-            f"min_nodes={min_nodes} is more than nodes={nodes}. min_nodes says with how many of them the pool opens if "
+            f"min_nodes={min_nodes} is more than nodes={nodes}. min_nodes is how many nodes the pool opens with if "
             "not all are available: give a number from 1 to that of the nodes."
         )
 

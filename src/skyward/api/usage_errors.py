@@ -56,9 +56,7 @@ FOR_FUNCTIONS = {
 }
 FOR_GROUPS = {
     "timeout": "`@sky.compute(timeout=seconds)`, or `fn(x).with_timeout(seconds)` for a call",
-    **dict.fromkeys(
-        ("chunksize", "chunk_size", "batch_size"), "nothing: how many items go together follows from how long they take"
-    ),
+    **dict.fromkeys(("chunksize", "chunk_size", "batch_size"), "nothing: chunks are sized by how long items take"),
     **dict.fromkeys(("max_workers", "n_jobs", "concurrency"), "`sky.ComputePool(nodes=..., concurrency=...)`"),
 }
 FOR_HOSTS = {
@@ -79,7 +77,7 @@ FOR_MACHINES = {
 FOR_POOLS = {
     "hosts": '`provider=sky.SSH(hosts=["gpu1", "gpu2"])`',
     **dict.fromkeys(("region", "profile", "zones", "instance_types"), '`provider=sky.AWS(region="eu-west-1")`'),
-    **dict.fromkeys(("gpu", "gpus", "num_gpus", "gpu_type"), '`accelerator="A100"`, of two on each node `"A100:2"`'),
+    **dict.fromkeys(("gpu", "gpus", "num_gpus", "gpu_type"), '`accelerator="A100"`, or `"A100:2"` for two per node'),
     **dict.fromkeys(("cpu", "cpus", "num_cpus", "cores"), "`vcpus=`"),
     **dict.fromkeys(("memory", "mem", "ram"), "`memory_gb=`, in GB"),
     **dict.fromkeys(

@@ -35,8 +35,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--host",
         metavar="HOST",
-        help="the run's first host, [USER@]HOST[:PORT] or pod/NAME: for a run that another computer submitted. From "
-        "then on this one knows it",
+        help="the run's first host, [USER@]HOST[:PORT] or pod/NAME, if another computer submitted the run; this one "
+        "then knows it",
     )
     parser.set_defaults(run=run)
 

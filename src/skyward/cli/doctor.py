@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--kubernetes",
         action="store_true",
-        help="look at the cluster that kubectl means instead: version, what you are allowed there, nodes",
+        help="check the cluster that kubectl uses instead: version, your permissions, nodes",
     )
     add_json(parser)
     parser.set_defaults(run=run)

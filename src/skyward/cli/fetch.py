@@ -16,10 +16,11 @@ def add(commands: Any) -> None:
         "fetch",
         "copy the files of a detached run",
         "Copies the output of a detached run, what its function returned (results/return.pkl) and what its program has "
-        "written to $SKYWARD_RUN_FOLDER/results; from other machines also its history and kept results (state). It may "
-        "run meanwhile. Once more, it copies only what is new or has changed; what was interrupted continues.",
+        "written to $SKYWARD_RUN_FOLDER/results; from other machines also its history and kept results (state). The "
+        "run may still be going. Run again, it copies only what is new or has changed, and continues an interrupted "
+        "copy.",
         ["sky fetch grid                to the directory grid", "sky fetch grid /data/grid --json"],
-        "exit status: 0 if all that there is was copied, 1 if not, 2 for a wrong command line, 130 after Ctrl-C.",
+        "exit status: 0 if everything was copied, 1 if not, 2 for a wrong command line, 130 after Ctrl-C.",
         shape="one object: name, path (the directory), files and size (new or changed; bytes), writing (files that "
         "the program may still be writing), left_out (links that lead elsewhere).",
     )

@@ -99,7 +99,7 @@ def _asked(arguments: argparse.Namespace, refusals: list[Refusal]) -> list[tuple
     if kind in ("ray", "dask") and not arguments.address:
         raise InvalidArgument(f"--provider {kind}: say where it is, --address URL.")
     if (arguments.region or arguments.profile) and kind not in (None, "aws"):
-        raise InvalidArgument(f"--region and --profile are for AWS, and --provider {kind} was said.")
+        raise InvalidArgument(f"--region and --profile are for AWS, not for --provider {kind}.")
     if kind is not None:
         chosen = [kind]
     elif arguments.region or arguments.profile:

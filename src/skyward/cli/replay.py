@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.call is None:
         if arguments.pdb or arguments.rank is not None:
-            arguments.error("--pdb and --rank want a CALL; `sky replay` lists them.")
+            arguments.error("--pdb and --rank need a CALL; `sky replay` lists them.")
         return _list(arguments.json)
     if arguments.json:
         arguments.error("--json is for the list, without a CALL.")

@@ -113,7 +113,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     else:
         if given := [f"--{name}" for name in _OPTIONS if getattr(arguments, name)]:
             raise InvalidArgument(
-                f"{path} opens a pool of its own in line {line}, for which {', '.join(given)} would not count."
+                f"{path} opens a pool of its own in line {line}, so {', '.join(given)} would have no effect."
             )
         os.environ.setdefault("SKYWARD_RESTART", "0")  # as in the run: the program may ask for it before its pool
         stopped = run_program(path, arguments)
@@ -143,7 +143,7 @@ def _detach(path: Path, line: int | None, arguments: argparse.Namespace) -> int:
     if handed["results"]:
         print(f"At its end its files are copied to {handed['results']} on node 0.")
     if handed["hold"]:
-        print(f"Node 0 stays for up to {handed['hold'] / 60:.3g} min then, until `sky attach` or `sky stop` comes by.")
+        print(f"Node 0 then stays for up to {handed['hold'] / 60:.3g} min, until `sky attach` or `sky stop` gets them.")
     return 0
 
 
@@ -179,7 +179,7 @@ def _check_own(path: Path, line: int, arguments: argparse.Namespace) -> None:
     given = [f"--{name}" for name in _OPTIONS if getattr(arguments, name)]
     if given:
         raise InvalidArgument(
-            f"{path} opens a pool of its own in line {line}, for which {', '.join(given)} would not count. Run it "
+            f"{path} opens a pool of its own in line {line}, so {', '.join(given)} would have no effect. Run it "
             f"with `python {path}`, or let it open none and use `pool`, which `sky run` opens."
         )
     print(

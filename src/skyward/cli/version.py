@@ -17,13 +17,13 @@ def add(commands: Any) -> None:
         commands,
         "version",
         "print the version",
-        "Prints the version. With --verbose also what a bug report should have: where Skyward is installed, which "
+        "Prints the version. With --verbose it adds what a bug report needs: where Skyward is installed, which "
         "Python and system it runs on, and the versions of packages that matter.",
         ["sky version", "sky version --verbose", "sky version --verbose --json"],
         shape="one object: skyward; with --verbose also at, python, system, ssh, and the version of "
         "each package, or 'not installed'.",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="print what else a bug report should have")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what else a bug report needs")
     add_json(parser)
     parser.set_defaults(run=run)
 

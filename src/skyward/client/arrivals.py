@@ -294,5 +294,5 @@ class ClientShared:
 def _lost(reason: str) -> str:
     return (
         f"node 0, which keeps the shared collections of the pool, is lost ({reason}): all are empty now, and whether "
-        "this operation was done is not known. Asking again works when it is back."
+        "this operation was done is not known. Try it again when node 0 is back."
     )

@@ -255,8 +255,8 @@ class ClientCalls:
 
     def too_large(self, number: int, call_id: str, error: Exception, now: float) -> list[Action]:
         call = self._at(number, call_id)
-        text = f"{call.name if call else call_id} was not sent: with its arguments it is {error} Send less with one "
-        text += "call, and many small arrays as a few large ones."
+        text = f"{call.name if call else call_id} was not sent: with its arguments it is {error} Send less per "
+        text += "call, and join many small arrays into a few large ones."
         return self.failure(number, call_id, (InvalidArgument(text), "error", 0.0), False, now)
 
     def unsendable(self, number: int, blob: str, error: Exception, now: float) -> list[Action]:
@@ -286,10 +286,10 @@ class ClientCalls:
                 continue  # it ended, or was sent again, after the question
             call.heard, call.asked = now, False
             if state == "unknown":
-                self._warn(f"node {number} knows nothing of {call.name}, which it had been sent. This is a bug.")
+                self._warn(f"node {number} has no record of {call.name}, which was sent to it. This is a bug.")
                 self._lose(call, "its node knew nothing of it")
             elif call.state == "stopping" and state in ("queued", "sent", "running"):
-                self._warn(f"node {number} did not know that {call.name} was to end; it was sent again. This is a bug.")
+                self._warn(f"node {number} did not know that {call.name} was cancelled; told it again. This is a bug.")
                 self._post_cancel(call)
         return self._taken()
 

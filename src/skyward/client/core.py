@@ -204,7 +204,7 @@ class Core:
         call = self.calls.calls.get(message[1]) if len(message) > 1 and isinstance(message[1], str) else None
         if call is None or message[0] not in VERDICTS:
             return []
-        text = f"the end of {call.name} was told by node {number}, but could not be understood here: {error!r}."
+        text = f"node {number} reported the end of {call.name}, but the report could not be read here: {error!r}."
         return self.calls.failure(number, call.id, (SkywardError(text), "error", 0.0), False, now)
 
     def verdict(self, verdict: Verdict, number: int, now: float) -> list[Action]:

@@ -373,7 +373,7 @@ class Pull:
             if length > part.length or start + length > data.nbytes:
                 raise TransferError(self._node, part.name, _NONSENSE)
             if length < part.length:
-                text = "it became shorter while it was read. Pull it again when nobody writes to it"
+                text = "it became shorter while it was being read. Pull it again when nothing is writing to it"
                 raise TransferError(self._node, part.name, text)
             if (size, mtime) != (part.entry.size, part.entry.mtime) and part.name not in self._changed:
                 self._changed.append(part.name)
@@ -386,7 +386,7 @@ class Pull:
             more = f" and {len(self._changed) - 1} more files" if len(self._changed) > 1 else ""
             self._warn(
                 f"node {self._node}: {self._changed[0]}{more} changed while it was read: what is here may be partly "
-                "old and partly new. Pull again when nobody writes to it."
+                "old and partly new. Pull again when nothing is writing to it."
             )
 
 

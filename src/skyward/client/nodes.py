@@ -318,7 +318,7 @@ class Nodes:
         self._emit(events.NodeLeaving(self._plan.pool, node.number, seconds))
         if not self.closing:
             follows = "; a replacement is requested" if self._machines.replace(node.number) else ""
-            self._warn(f"node {node.number} gets no new calls: its machine is taken away in {seconds:.0f} s{follows}.")
+            self._warn(f"node {node.number} gets no new calls: its machine goes away in {seconds:.0f} s{follows}.")
 
     def _tell_lost(self, node: Node) -> None:
         if not node.away:  # else it was said when the connection broke

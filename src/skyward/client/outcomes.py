@@ -86,7 +86,7 @@ def failure(
         case TimedOut():
             error = TaskTimeout(call.name, node, verdict.limit, call.attempt, verdict.killed, rank, verdict.loading)
             if verdict.stack:
-                exceptions.with_frames(error, "where the body stood when its time was over:", verdict.stack)
+                exceptions.with_frames(error, "where the body was when its time ran out:", verdict.stack)
             return error, "timeout"
         case NoRoom():
             return NodeDiskFull(call.name, node, verdict.size, verdict.reason), "error"
@@ -120,8 +120,8 @@ def _advice(error: BaseException) -> str:
         return missing_module(error.name.partition(".")[0])
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and os.path.exists(error.filename):
         return (
-            f"node: {error.filename} exists on this computer, but not where the body looked for it. Files of yours are "
-            "sent along with sky.Image(includes=[...]); small data can be an argument of the call."
+            f"node: {error.filename} exists on this computer, but not on the node. Send files with "
+            f"sky.Image(includes=[...]); small data can be an argument of the call."
         )
     if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in as_text(error):
         return (

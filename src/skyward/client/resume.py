@@ -109,8 +109,8 @@ class Resumed:
             index, last = stale.popitem()
             changed = changes(versions.get(last.version), now[self._keys[index].version])
             raise InvalidArgument(
-                f"resume={self.name!r}: {len(stale) + 1:,} of the results there are of another version of {names}. "
-                f'What has changed since: {changed}. Give changed="keep" to take these results all the same, or '
+                f"resume={self.name!r}: {len(stale) + 1:,} of the kept results are from another version of {names}. "
+                f'What has changed since: {changed}. Give changed="keep" to use these results anyway, or '
                 'changed="redo" to compute them again.'
             )
         new = [{"fact": "version", "id": id, "manifest": now[id]} for id in now.keys() - versions.keys()]
@@ -123,12 +123,12 @@ class Resumed:
             f"{len(self.known):,} of {len(calls):,} taken from {self.name}, {len(calls) - len(self.known):,} to compute"
         )
         if options.changed == "redo" and stale:
-            text += f"; {len(stale):,} of them are there of another version"
+            text += f"; {len(stale):,} of them are kept from another version"
         elif kept and not self.known:
             text += f"; the results there ({len(kept):,}) are of other calls"
         unreadable = sum(key in kept and index not in self.known for index, key in enumerate(self._keys))
         if unreadable:
-            text += f"; cannot be read, and are computed again: {unreadable:,}"
+            text += f"; {unreadable:,} cannot be read, and are computed again"
         if self._run.damaged:
             text += f"; damaged lines in {self._run.journal.path}, whose results are missing: {self._run.damaged:,}"
         self._say(f"{text}.", "warning" if unreadable or self._run.damaged else "info")

@@ -124,12 +124,12 @@ def find(call: str) -> tuple[FailedCall, Path]:
     if not same:
         raise InvalidArgument(
             f"no failed call {call!r} is kept on this computer. Its id is in the error's note; `sky replay` lists the "
-            "calls that can be run again. None is kept if its machine was lost, of a pool with history=False or "
-            "max_replay_bytes=0, or after thirty days."
+            "calls that can be run again. Calls are not kept if their machine was lost, if their pool has "
+            "history=False or max_replay_bytes=0, or for more than thirty days."
         )
     if len({each.id for each, _ in same}) > 1:
         names = ", ".join(each.id for each, _ in same[:5])
-        raise InvalidArgument(f"{len(same)} failed calls begin with {call!r}: {names}. Write more of the id.")
+        raise InvalidArgument(f"{len(same)} failed calls begin with {call!r}: {names}. Give more of the id.")
     return same[0]
 
 

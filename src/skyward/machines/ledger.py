@@ -199,7 +199,7 @@ class Ledger:
             if directory.exists():
                 raise InvalidArgument(
                     f"there is a pool {pool!r} already, open or left behind ({directory}). "
-                    f"Take another name, or end it with `sky down {pool} --yes`."
+                    f"Choose another name, or end it with `sky down {pool} --yes`."
                 ) from exc
             raise
         ledger.directory = directory
@@ -291,7 +291,7 @@ def _check(root: Path) -> None:
 
 def _unsafe(root: Path, reason: Exception) -> SkywardError:
     return SkywardError(
-        f"{reason}, so the ledgers in {root} may not be yours. Look at what lies there, then run "
+        f"{reason}, so the ledgers in {root} may not be yours. Look at what is there, then run "
         f"`chmod -R go-rwx {shlex.quote(str(root))}`, or set SKYWARD_STATE to a directory that is yours alone."
     )
 

@@ -161,7 +161,7 @@ def chosen(
         elif item.pool in names or item.condition == "expired" or (everything and item.condition == "abandoned"):
             picked.append((item, ""))
         elif item.condition == "detached":
-            picked.append((item, "a detached run has it: `sky runs`, `sky stop`; name it to end it all the same"))
+            picked.append((item, "a detached run has it: `sky runs`, `sky stop`; name it to end it anyway"))
         elif everything:
             who = f"by process {item.pid} on {item.host}" if item.host else "on another computer"
             picked.append((item, f"may be in use {who}, which cannot be seen from here; name it to end it"))
@@ -245,7 +245,7 @@ def report_leftovers(provider: Provider, tell: Callable[[str], None]) -> threadi
         try:
             text = mentioned(expired_leftovers(provider), getattr(provider, "profile", None))
         except Exception as exc:  # not important: the launch itself tells the user what is wrong
-            log.debug("leftovers of earlier pools could not be looked for: %s", exc)
+            log.debug("cannot look for leftovers of earlier pools: %s", exc)
         else:
             if text:
                 tell(text)

@@ -114,7 +114,7 @@ class Supply:
             with self._asking():
                 return self._lease.readmit().allowed
         except SkywardError as exc:
-            log.debug("who is let in is not known: %s", exc)
+            log.debug("cannot tell which addresses are let in: %s", exc)
             return ""
 
     def discard(self, machine: Machine) -> None:

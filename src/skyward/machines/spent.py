@@ -61,7 +61,7 @@ def keep(charges: Iterable[Charge], root: Path | None = None) -> None:
             if path.stem < oldest:
                 path.unlink(missing_ok=True)
     except OSError as exc:
-        log.warning("what this pool cost is not kept for `sky cost`: %s", exc)
+        log.warning("the cost of this pool is not recorded for `sky cost`: %s", exc)
 
 
 def kept(root: Path | None = None) -> list[Charge]:

@@ -350,7 +350,7 @@ class AgentCalls:
             if not self._step(call, "assign"):  # or this would never end
                 call.slot = before
                 self.queue.pop(call.id, None)
-                self._mended.append(f"call {call.id} was {call.state}, and waited for a process; it waits no more")
+                self._mended.append(f"call {call.id} was {call.state}, and waited for a process; it no longer does")
         if not self.queue or self._runners.places > 1:  # a rank of a broadcast may wait beside idle runners
             for call in misplaced(self.slots.values()):
                 self._step(call, "shift")

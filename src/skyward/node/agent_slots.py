@@ -162,7 +162,7 @@ class RunnerSlots:
     def overdue(self, slot: Slot, now: float) -> str:
         late = [c for c in slot.calls.values() if c.state == "stopping" and now > c.asked + c.grace + _OVERDUE]
         if late:
-            return f"call {late[0].id} outlived its stop; its process was killed again"
+            return f"call {late[0].id} kept running after its stop; its process was killed again"
         if slot.state in ("leaving", "retired") and not slot.calls and now > slot.since + _OVERDUE:
             return f"process {slot.name} had nothing to do and did not end; it was killed again"
         return ""

@@ -18,9 +18,9 @@ __all__ = ["GpuHealth", "GpuMeter", "Reading"]
 _QUIET = 60.0  # what comes and goes within this time is one event
 # Bits of nvmlDeviceGetCurrentClocksEventReasons. A power limit that is reached (0x4) is how a busy GPU runs.
 _SLOWDOWNS = {
-    0x20: "the driver has lowered its clocks, since it is too hot",
-    0x40: "the hardware has lowered its clocks, since it is too hot",
-    0x80: "the hardware has lowered its clocks, since its power supply asks for it",
+    0x20: "the driver has lowered its clocks because it is too hot",
+    0x40: "the hardware has lowered its clocks because it is too hot",
+    0x80: "the hardware has lowered its clocks because its power supply demands it",
     0x8: "the hardware has lowered its clocks",
 }
 # https://docs.nvidia.com/deploy/xid-errors

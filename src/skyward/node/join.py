@@ -311,7 +311,7 @@ def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
     try:
         return json.loads(base64.urlsafe_b64decode(given.strip()))
     except (ValueError, binascii.Error):
-        raise Over("this is not a pool's text; copy all of it and nothing else") from None
+        raise Over("this is not the text that a pool has written; copy all of it and nothing else") from None
 
 
 def _first_line(path: str, mark: str = "") -> str:
@@ -493,7 +493,7 @@ class _Joiner:
         if answer.get("again") or (self._until and "refused" in answer):
             raise _Taken(answer["refused"])
         if "refused" in answer:
-            raise Over(f"the pool {self._pool} does not let this machine in: {answer['refused']}")
+            raise Over(f"the pool {self._pool} refused this machine: {answer['refused']}")
         welcome = answer["welcome"]
         self._place, self._lease, self._grace = int(welcome["place"]), float(welcome["lease"]), float(welcome["grace"])
         self._heard = time.monotonic()

@@ -43,7 +43,7 @@ def fetch(name: str, folder: RunFolder, directory: Path, over: bool) -> Fetched:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()) and not (directory / JOURNAL).is_file():
-            raise InvalidArgument(f"{directory} is not empty, and not of an earlier fetch. Name another directory.")
+            raise InvalidArgument(f"{directory} is not empty, nor from an earlier fetch. Choose another directory.")
         with open(directory / JOURNAL, "ab") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _check_same(name, folder, directory)
@@ -76,7 +76,7 @@ def _check_same(name: str, folder: RunFolder, directory: Path) -> None:
     """The journal tells runs apart: it is only appended to."""
     earlier = (directory / JOURNAL).read_bytes()
     if earlier and b"".join(pieces(folder, JOURNAL))[: len(earlier)] != earlier:
-        raise InvalidArgument(f"{directory} has the files of another run than {name}. Name another directory.")
+        raise InvalidArgument(f"{directory} has the files of a run other than {name}. Choose another directory.")
 
 
 def pieces(folder: RunFolder, name: str, offset: int = 0) -> Iterator[bytes]:

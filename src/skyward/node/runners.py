@@ -144,7 +144,7 @@ class RunnerProcess:
             except OSError:
                 got, alive = [], False
             except Malformed as exc:
-                log.warning("a runner sent what is not a frame of ours, and is listened to no more: %s", exc)
+                log.warning("a runner sent something that is not a frame, and is ignored from now on: %s", exc)
                 got, alive = [], False
                 self.malformed = True
             frames += got

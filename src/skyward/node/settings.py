@@ -142,9 +142,9 @@ def checked_greeting(welcome: Any, session: str) -> Welcome:
         raise Refused(f"the agent there refuses the connection: {str(known['refused'])[:300]}")
     numbers = known.get("received"), known.get("unread", 0)
     if not isinstance(known.get("incarnation"), str) or any(type(number) is not int for number in numbers):
-        raise Malformed("what answers there is no agent of ours")
+        raise Malformed("what answers there is not one of our agents")
     if known.get("session") != session:
-        raise Refused("the agent there answers to another session than the one that it was greeted with")
+        raise Refused("the agent there answered for another session than the one in the greeting")
     fits(Greeting, known)
     if any(gpu.keys() - FoundGpu.__annotations__ for gpu in known.get("gpus", ())):
         raise Malformed("a greeting with a GPU that has more than a GPU has")

@@ -458,7 +458,7 @@ def redirect_output(
 def _unless(only: Only | None, stream: Stream, bare: tuple[object, ...]) -> Enter:
     if only is None or bare:
         raise InvalidArgument(
-            f"@sky.{stream} does not say which nodes are heard. Write @sky.{stream}(only='head'), or "
+            f"@sky.{stream} does not say which nodes may print. Write @sky.{stream}(only='head'), or "
             f"@sky.{stream}(only=lambda info: info.node < 2); @sky.silent is the one for none."
         )
     if not callable(only) and only != "head":

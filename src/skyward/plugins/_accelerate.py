@@ -94,7 +94,7 @@ def _look(info: InstanceInfo) -> None:
 
 
 _APART = (
-    "accelerate takes each of the {size} ranks of this broadcast for a program alone: each trains a model of its own. "
+    "accelerate treats each of the {size} ranks of this broadcast as a separate program: each trains its own model. "
     "It needs a process group: add plugins=[sky.plugins.torch()] to the pool, or @sky.integrations.transformers below "
     "@sky.compute. Where there is one, on CPUs, write PartialState(cpu=True) instead of PartialState()."
 )

@@ -217,7 +217,7 @@ def _initialize(jax: Any, info: InstanceInfo, address: str) -> None:
             return  # one process is a group as it is
         raise RuntimeError(
             "JAX was used in this process before it could join the other nodes: by an earlier call, or by a plugin "
-            "that stands before this one. Give the pool plugins=[sky.plugins.jax(), ...] with jax first, also before "
+            "listed before this one. Give the pool plugins=[sky.plugins.jax(), ...] with jax first, also before "
             "sky.plugins.keras(): then the nodes are joined before anything else.",
         ) from error
 

@@ -207,7 +207,7 @@ def _distribute(seed: int | None) -> None:
         return
     if "auto_shard_dataset" not in inspect.signature(keras.distribution.DataParallel).parameters:
         raise SkywardError(
-            f"Keras {keras.__version__} has no DataParallel(auto_shard_dataset=...), by which it is told that nodes "
+            f"Keras {keras.__version__} has no DataParallel(auto_shard_dataset=...), which tells it that nodes "
             'bring their own data. Ask for a version that has it, e.g. image=sky.Image(pip=["keras>=3.9"]).'
         )
     _state.distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)

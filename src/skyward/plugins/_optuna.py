@@ -222,7 +222,7 @@ class _Search:
             changed = changes(before[-1]["manifest"], version.manifest)
             raise InvalidArgument(
                 f"resume={run.path.name!r}: the trials there are of another version of {call.name}. What has changed "
-                f'since: {changed}. Give changed="keep" to continue with them all the same, or another name to begin '
+                f'since: {changed}. Give changed="keep" to continue with them anyway, or another name to begin '
                 "again."
             )
         run.journal.append({"fact": "version", "id": version.id, "manifest": dict(version.manifest)})

@@ -135,7 +135,7 @@ _NOTICE_ALONE = 0.5
 _AGAIN = 0.1
 _ADVICE = (
     "A group needs the call on every node: send it with `call() @ pool`; `>>` sends it to one. "
-    "If it was, look what keeps the others from starting it, or a firewall from reaching node 0."
+    "If it was, find out what keeps the others from starting it, such as a firewall before node 0."
 )
 
 

@@ -422,8 +422,8 @@ def end_group(dist: Any, *, failed: bool) -> None:
 
 
 _ADVICE = (
-    "A group needs the call on every rank: send it with `call() @ pool`; `>>` sends it to one. If it was, look what "
-    "keeps the others from coming to the same line."
+    "A group needs the call on every rank: send it with `call() @ pool`; `>>` sends it to one. If it was, find out "
+    "what keeps the others from reaching the same line."
 )
 _MARK = "__skyward_offers__"
 _PLACE = {"init_method", "store", "rank", "world_size", "timeout"}

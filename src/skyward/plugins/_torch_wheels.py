@@ -87,7 +87,8 @@ def _is_missing(requested: Requirement, own: Sequence[Requirement]) -> bool:
             pin, allowed = _pin(entry.specifier), requested.specifier
         if pin is not None and not allowed.contains(pin, prereleases=True):
             raise InvalidArgument(
-                f"the image asks for {entry}, and sky.plugins.torch() for {requested}: no version is both. Leave one "
+                f"the image asks for {entry}, and sky.plugins.torch() for {requested}: no version satisfies both. "
+                f"Leave one "
                 "of the two out."
             )
     return bool(requested.specifier) and all(_pin(entry.specifier) is None and entry.url is None for entry in same)

@@ -88,7 +88,7 @@ class AtEnd:
 def submit(pool: ComputePool, name: str, program: Program, at_end: AtEnd) -> RunRecord:
     """Gets the machines and starts the program there; on return, the run no longer needs this process."""
     if RUN in os.environ:
-        raise InvalidArgument("a program of a detached run cannot submit another one: it has the machines of its own.")
+        raise InvalidArgument("the program of a detached run cannot submit another run: it has its own machines.")
     handing = threading.Event()
     context = replace(pool._context(), handing=handing)  # pyright: ignore[reportPrivateUsage] - same folder
     _refuse(context, pool._candidates, program)  # pyright: ignore[reportPrivateUsage]
@@ -151,7 +151,7 @@ def _submit(
         keeper = host.keeper
         assert isinstance(keeper, KeeperClient)
         if why := keeper.hold(order, time.monotonic() + _ANSWER):
-            raise BootstrapError("handing the run over", f"{keeper.shell.name} does not hold it: {why}.")
+            raise BootstrapError("handing the run over", f"{keeper.shell.name} cannot take it: {why}.")
         place = {"folder": order.folder, "socket": order.socket, "python": python_of(host)}
         if target is None and host.machine is not None and host.machine.ssh is not None:
             target = asdict(host.machine.ssh)

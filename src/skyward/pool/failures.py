@@ -126,7 +126,7 @@ class _FailedCalls:
         if call.needs:
             return "it took a result that stays on a node"
         if size > self._limit:
-            return f"with its arguments it has {size:,} bytes, and max_replay_bytes={self._limit} of its pool is less"
+            return f"with its arguments it takes {size:,} bytes, more than max_replay_bytes={self._limit} of its pool"
         if holds_secret(call.pieces):
             return _WITH_SECRET
         if self._size and self._size + size > max(_MOST_WAITING, self._limit):

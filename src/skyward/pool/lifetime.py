@@ -293,8 +293,8 @@ class PoolState:
         self.check_process()
         if "COMPUTE_POOL" in os.environ and not allow_nested:
             raise NestedPoolError(
-                "this code runs on a node of a pool already; a body that opens a pool of its own can multiply machines "
-                "without end. If you mean it, pass ComputePool(..., allow_nested=True)."
+                "this code runs on a node of a pool already; a body that opens a pool of its own could start "
+                "machines without end. If you mean it, pass ComputePool(..., allow_nested=True)."
             )
         with self._lock:
             if self.now not in ("new", "closed"):

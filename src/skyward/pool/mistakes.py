@@ -120,7 +120,7 @@ def for_awaiting(results: list[Any]) -> list[Any]:
 class _Mapped(list[Any]):
     def __await__(self) -> NoReturn:
         raise TypeError(
-            "pool.map() has waited by itself, and held up the event loop meanwhile; what it returns is a list. In "
+            "pool.map() blocks the event loop until it is done, and returns a list. In "
             "async code: `await asyncio.to_thread(pool.map, fn, items)`, or "
             "`await (sky.gather(*map(fn, items)) > pool)`."
         )

@@ -152,8 +152,8 @@ def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
     names = [plugin.name for plugin in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidArgument(
-            f"plugins=[...] has the plugin {twice!r} {names.count(twice)} times, and its hooks would run as often. "
-            "Keep one of them, with the arguments that count."
+            f"plugins=[...] has the plugin {twice!r} {names.count(twice)} times, so its hooks would run that often. "
+            f"Keep the one whose arguments you want."
         )
     return found
 

@@ -102,7 +102,7 @@ class Replay:
     def __init__(self, call: str | BaseException, rank: int | None = None) -> None:
         id = call_of(call) if isinstance(call, BaseException) else call
         if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-            raise InvalidArgument(f"replay({id!r}): the exception of a call, or its id as text, is wanted.")
+            raise InvalidArgument(f"replay({id!r}): expected the exception of a call, or its id as text.")
         if sys.platform != "linux":
             raise InvalidArgument(
                 "calls are run again in a pool on this computer, which needs Linux, or WSL on Windows."
@@ -150,7 +150,7 @@ class Replay:
         if not os.path.isdir(pool.directory):
             told.append(f"the directory {pool.directory} of the program is gone")
         changed = [path for path, text in self._sources.items() if _text(path) not in (text, None)]
-        return [*told, *(f"{path} has changed since: the code of then runs and is shown" for path in changed)]
+        return [*told, *(f"{path} has changed since: the code as it was then runs and is shown" for path in changed)]
 
     def compared(self, ended: Ended) -> list[str]:
         before, now = summary(self.call.outcome, self.call.error), summary(ended.outcome, ended.text)

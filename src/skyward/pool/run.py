@@ -373,7 +373,7 @@ def detach(
 
     if isinstance(fn, Compute) or not callable(fn):
         raise InvalidArgument(
-            "sky.detach(fn, ...): a plain function is wanted, which sends calls to the pool: `def main(): "
+            "sky.detach(fn, ...): expected a plain function that sends calls to the pool: `def main(): "
             "train(1) >> sky`, then `sky.detach(main)`."
         )
     used = ComputePool() if pool is None else pool

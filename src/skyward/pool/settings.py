@@ -88,8 +88,9 @@ def _own(path: Path) -> Settings | None:
         except InvalidArgument:
             return None  # nor does one that cannot be read
         raise InvalidArgument(
-            f"{path} is not used: {exc}. Settings can run programs as you, so one counts by itself only if nobody else "
-            f"can change it. If you trust it, name it: --config {shlex.quote(str(path))}, or from_config(path=...)."
+            f"{path} is not used: {exc}. Settings can run programs as you, so a file is used by default only if "
+            f"nobody else can change it. If you trust it, name it: --config {shlex.quote(str(path))}, or "
+            f"from_config(path=...)."
         ) from None
     return _read(path)
 

@@ -193,7 +193,7 @@ class Guest:
     def lost(self, place: Place) -> str:
         worker = f"the dask worker {place.worker.address}"
         if self.places.get(place.number) is not place:
-            return f"its place on {worker} was given back"
+            return f"its place on {worker} was released"
         status = place.actor.status
         if status not in ("finished", "pending"):
             place.task.release()  # else it would wait for a worker that does not come back
@@ -222,7 +222,7 @@ class Guest:
     def _heard(self, event: tuple[float, dict[str, Any]]) -> None:
         message = event[1]
         with self._changed:
-            text = f"what joins the pool has ended there (exit status {message['code']})"
+            text = f"the joining program ended there (exit status {message['code']})"
             self._ended[message["place"]] = text + (f": {message['said']}" if message["said"] else "")
             self._changed.notify_all()
 
@@ -454,7 +454,7 @@ class DaskLease(JoinedLease):
     def _gone(self, machine: DaskMachine) -> str:
         place = self._guest.places.get(machine.place)
         if place is None:
-            return f"its place on {machine.id} was given back"
+            return f"its place on {machine.id} was released"
         return self._guest.lost(place) or self.arrivals.gone(place.number)
 
 

@@ -379,8 +379,8 @@ class Fleet:
         for node, one in enumerate(missing, there):
             self._context.report(f"missing: {one.name}: {one.reason}", node)
         self._context.warn(
-            f"the pool opens with {there} of {total} nodes, without {', '.join(one.name for one in missing)}. What is "
-            "missing is tried again now and then, and joins when it comes."
+            f"the pool opens with {there} of {total} nodes, without {', '.join(one.name for one in missing)}. "
+            f"Missing nodes are tried again from time to time, and join when they are available."
         )
 
     def _engine_settings(self, missing: Sequence[Missing]) -> PoolSettings:

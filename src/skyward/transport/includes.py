@@ -130,7 +130,7 @@ class _Rules:
         if self._left_out:
             _log.warning(
                 "includes leave out what looks like credentials: %s. Nodes do not get it. If they need a value, give "
-                "it to them as a secret: sky.Image(env={...: sky.Secret(...)}). To send a file all the same, name it: "
+                "it to them as a secret: sky.Image(env={...: sky.Secret(...)}). To send a file anyway, name it: "
                 "sky.Image(allow_includes=[%r]). To leave it out without this warning: excludes=[...].",
                 _listed(self._left_out),
                 next(iter(self._left_out)),
@@ -138,7 +138,7 @@ class _Rules:
         if self._sent:
             _log.warning(
                 "includes send modules that seem to hold credentials: %s. Take them out of the code, and give them to "
-                "the nodes as secrets: sky.Image(env={...: sky.Secret(...)}). If they are none, name the modules: "
+                "the nodes as secrets: sky.Image(env={...: sky.Secret(...)}). If they hold none, name the modules: "
                 "sky.Image(allow_includes=[%r]).",
                 _listed(self._sent),
                 next(iter(self._sent)),
@@ -209,7 +209,7 @@ def _walk(root: Path, path: Path, name: str, rules: _Rules, above: frozenset[Pat
     if stat.S_ISREG(mode):
         yield real, name
     elif not stat.S_ISDIR(mode) or real in above or len(above) > MAX_DEPTH:
-        kind = "lies too deep or in a circle of links" if stat.S_ISDIR(mode) else "is neither file nor directory"
+        kind = "is nested too deeply or in a loop of links" if stat.S_ISDIR(mode) else "is neither file nor directory"
         raise InvalidArgument(f"{name[:200]!r} in includes {kind} and cannot be sent. Name it in excludes.")
     elif not (real / "pyvenv.cfg").exists():
         if name:

@@ -209,10 +209,10 @@ def greet(sock: socket.socket, say: dict[str, Any] | None, deadline: float) -> d
             sock.sendall(piece)
     size, buffers = PREFIX.unpack(_received(sock, PREFIX.size, deadline))
     if size > _LONGEST_GREETING or buffers:
-        raise Malformed("what was said there is no greeting of ours")
+        raise Malformed("what answered there did not send a greeting")
     greeting = loads(_received(sock, size, deadline))
     if not isinstance(greeting, dict):
-        raise Malformed("what was said there is no greeting of ours")
+        raise Malformed("what answered there did not send a greeting")
     return cast("dict[str, Any]", greeting)
 
 

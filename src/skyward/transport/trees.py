@@ -193,7 +193,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 def _walk(path: str, name: str, own: Entry, depth: int, left_out: list[str]) -> Iterator[Entry]:
     yield own
     if depth > MOST_DEPTH:
-        left_out.append(f"{name[:200]} (it lies too deep)")
+        left_out.append(f"{name[:200]} (it is nested too deeply)")
         return
     try:
         with os.scandir(path) as children:

@@ -157,7 +157,7 @@ class Feed:
                     self.broken = True
                 except Exception:
                     self.broken = True
-                    logging.getLogger("skyward.console").exception("the console failed and says no more")
+                    logging.getLogger("skyward.console").exception("the console failed and prints nothing more")
                 with self._changed:
                     self._beat += 1
                     if self.broken:

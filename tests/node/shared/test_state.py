@@ -98,8 +98,8 @@ COUNTER = [
     ("r1", "set", [2], (), ("", 6)),
     ("r1", "add", [-3], (), ("", -1)),
     ("r1", "set", [2**63 - 1], (), ("", -1)),
-    ("r1", "add", [1], (), ("argument", "counter 'x' stays as it is: it takes whole numbers of up to 64 bits.")),
-    ("r1", "set", [1.5], (), ("argument", "counter 'x' stays as it is: it takes whole numbers of up to 64 bits.")),
+    ("r1", "add", [1], (), ("argument", "counter 'x' was not changed: it takes whole numbers of up to 64 bits.")),
+    ("r1", "set", [1.5], (), ("argument", "counter 'x' was not changed: it takes whole numbers of up to 64 bits.")),
     ("r1", "set", [0], (), ("", 2**63 - 1)),
 ]
 QUEUE = [

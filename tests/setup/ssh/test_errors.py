@@ -99,7 +99,7 @@ TARGET = SshTarget("gpu1", user="me", port=2222, key="/home/me/id")
             None,
             "in time",
         ),
-        ("ssh: connect to host gpu1 port 22: No route to host\r\n", HostUnreachable, None, "no way to gpu1"),
+        ("ssh: connect to host gpu1 port 22: No route to host\r\n", HostUnreachable, None, "no route to gpu1"),
         ("ssh: connect to host gpu1 port 22: Network is unreachable\r\n", HostUnreachable, None, "VPN"),
         (
             "kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.7 port 22\r\n",

@@ -432,7 +432,7 @@ class Uplink:
         if away > PATIENCE:
             self.renounce(
                 f"node 0, which keeps the pool's shared collections, could not be reached for {away:.0f} s ({error}): "
-                "locks of this node are released, and whether this operation was done is not known. Asking again works "
+                "locks of this node are released, and whether this operation was done is not known. Try it again "
                 "when it can be reached."
             )
             return
@@ -449,7 +449,7 @@ class Uplink:
         if restarted:
             self._lost(
                 "node 0, which keeps the shared collections of the pool, was restarted, or has given this node up for "
-                "lost: whether this operation was done is not known. Asking again works."
+                "lost: whether this operation was done is not known. Try it again."
             )
         self._watch()
 

@@ -238,7 +238,7 @@ def _too_large(kind: str, name: str, what: str) -> SharedTooLarge:
 def no_answer(timeout: float) -> SharedTimeout:
     return SharedTimeout(
         f"node 0, which keeps the shared collections of the pool, has not answered within {timeout:g} s: it is busy, "
-        "or cannot be reached now. What a late answer brings is given back; whether something was put is not known."
+        "or cannot be reached now. An item that comes late is put back; whether yours was put is not known."
     )
 
 

@@ -48,7 +48,7 @@ class Handle:
     def __init__(self, name: str, channel: Callable[[], Channel]) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
             raise InvalidArgument(
-                f"{name!r} cannot be the name of a {self.kind}: a text of 1 to {_LONGEST} characters is."
+                f"{name!r} cannot name a {self.kind}: a name is a text of 1 to {_LONGEST} characters."
             )
         self.name = name
         self._channel = channel
@@ -292,7 +292,7 @@ def _whole(number: Any) -> int:
     try:
         whole = int(number.__index__())
     except AttributeError:
-        raise InvalidArgument(f"{number!r} cannot be added to a counter: a whole number can.") from None
+        raise InvalidArgument(f"{number!r} cannot be added to a counter, which takes whole numbers.") from None
     if not -COUNTER_END <= whole < COUNTER_END:
         raise InvalidArgument(f"a number of {whole.bit_length()} bits is too large for a counter, which has 64.")
     return whole

@@ -86,7 +86,7 @@ def _plain(key: Any, whole: object, depth: int = 0) -> object:
         ) from None
     if number.bit_length() > _MOST_BITS:
         raise InvalidArgument(
-            f"a whole number of {number.bit_length():,} bits cannot be a key: up to {_MOST_BITS:,} can."
+            f"a whole number of {number.bit_length():,} bits cannot be a key: keys have up to {_MOST_BITS:,}."
         )
     return int(number)
 

@@ -31,7 +31,7 @@ __all__ = ["RunnerShared"]
 _TIMEOUT = 30.0
 _LOST = (
     "node 0, which keeps the shared collections of the pool, was lost or restarted: all of them are empty now, and "
-    "whether this operation was done is not known. Asking again works."
+    "whether this operation was done is not known. Try it again."
 )
 
 Write = Callable[[socket.socket, threading.Lock, list[Any]], None]

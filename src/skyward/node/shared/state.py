@@ -206,7 +206,7 @@ class Counter(Collection):
 
     def _checked(self, value: int) -> int:
         if value.__class__ is not int or not -COUNTER_END <= value < COUNTER_END:
-            raise Refused("argument", f"{self} stays as it is: it takes whole numbers of up to 64 bits.")
+            raise Refused("argument", f"{self} was not changed: it takes whole numbers of up to 64 bits.")
         return value
 
 
@@ -630,7 +630,7 @@ class SharedState:
             raise Refused(
                 "lost",
                 "node 0, which keeps the shared collections of the pool, was lost or restarted since this process used "
-                "them last: all of them are empty now. Asking again works.",
+                "them last: all of them are empty now. Try it again.",
             )
         found = self._collections.get(name)
         if found is None:

@@ -108,7 +108,7 @@ def usual_region(profile: str | None, environ: Mapping[str, str]) -> str:
 
 def check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{name}={value!r} is neither True nor False. Give one of them.")
+        raise InvalidArgument(f"{name}={value!r}: expected True or False.")
 
 
 def check_throughput(value: object) -> None:

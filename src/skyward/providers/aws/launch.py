@@ -130,7 +130,7 @@ def launch(
             first.add_note(f"also: {other}")
         raise first
     if locked and len(locked) == len(failed):
-        raise CloudError(f"{'; '.join(failed)}. {_KMS} Everything is given back.")
+        raise CloudError(f"{'; '.join(failed)}. {_KMS} Everything was released.")
     raise NoCapacity(order.wish, [*failed, *([_KMS] if locked else [])])
 
 
@@ -296,7 +296,7 @@ def _late(ids: Sequence[str], found: Sequence[CloudMachine], seconds: float, pri
     which = "private" if private else "public"
     return (
         f"machines did not start within {seconds:.0f} s: {how}. They run but have no {which} address, or AWS is slow. "
-        "Everything is given back. Raise provision_timeout, or name a subnet whose machines get such addresses."
+        "Everything was released. Raise provision_timeout, or name a subnet whose machines get such addresses."
     )
 
 

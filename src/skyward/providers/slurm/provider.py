@@ -320,7 +320,7 @@ class SlurmLease(JoinedLease):
             cancel(commands, [Job(id, "RUNNING")])
             if not isinstance(exc, _Occupied):
                 raise
-            report(f"job {id} came to {', '.join(exc.nodes)}, where the pool has a node already: asking for others")
+            report(f"job {id} started on {', '.join(exc.nodes)}, where the pool has a node already: asking for others")
             return None
         finally:
             taken.settle(id)

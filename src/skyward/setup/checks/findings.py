@@ -128,7 +128,7 @@ def network_of(host: str, own: str, peers: Sequence[Reached], required: bool) ->
         text = f"cannot connect to {peer.name} ({peer.ip}): {peer.why}"
         do = "Open the hosts' firewalls to each other"
         if not required:
-            do += ". Calls work all the same, through this computer; groups of nodes (torch, jax) do not"
+            do += ". Calls still work, through this computer; groups of nodes (torch, jax) do not"
         yield Finding(host, "network", "problem" if required else "warning", text, do)
     there = [peer for peer in peers if not peer.why]
     if there:

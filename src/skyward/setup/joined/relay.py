@@ -113,7 +113,8 @@ class RelayClient:
             said = self._shell.said()
             raise BootstrapError(
                 _STEP,
-                f"{self._shell.name}: its sshd does not let us reach a socket there, at which we would meet machines. "
+                f"{self._shell.name}: its sshd does not let us reach a socket there, through which machines would "
+                f"connect. "
                 "Set AllowStreamLocalForwarding yes (or local) in its sshd_config, or open the pool on a computer that "
                 f"the machines can connect to.\nssh said: {said or 'nothing'}",
             )

@@ -327,7 +327,7 @@ _CAUSES = (
         r"^No .*host key is known for (.+) and you have requested strict checking|^Host key verification failed",
         HostKeyMismatch,
         1,
-        "its host key is not known yet, so that nothing tells it from an impostor. Connect once by hand and compare "
+        "its host key is not known yet, so it could be an impostor's. Connect once by hand and compare "
         'the fingerprint, or give host_keys="accept-new" to trust each host at first sight.',
     ),
     Cause(
@@ -358,7 +358,8 @@ _CAUSES = (
         r"Too many authentication failures",
         AuthenticationFailed,
         1,
-        "it hung up after too many keys, before the right one came. Your agent holds many: name one with key=...",
+        "it closed the connection after too many keys, before the right one was tried. Your agent holds many: name "
+        "one with key=...",
     ),
     Cause(
         r"^Load key \"(.+)\": bad permissions|^Permissions \d+ for '(.+)' are too open",
@@ -392,7 +393,7 @@ _CAUSES = (
         r"^ssh: connect to host (\S+) port (\d+): (?:No route to host|Network is unreachable|Host is down)",
         HostUnreachable,
         None,
-        "there is no way to {0} from here. The machine may be off, or a VPN may be needed.",
+        "there is no route to {0} from here. The machine may be off, or a VPN may be needed.",
     ),
     Cause(
         r"(?:Connection|Operation) timed out|^Connection to .* timed out|^Timeout, server",
@@ -412,7 +413,7 @@ _CAUSES = (
         HostUnreachable,
         None,
         "the connection was closed before the login. The machine may still be starting, its sshd may have too many "
-        "visitors (MaxStartups), or a jump host or ProxyCommand on the way does not work.",
+        "connections (MaxStartups), or a jump host or ProxyCommand on the way does not work.",
     ),
     Cause(
         r"^skyward: closed",
