@@ -445,6 +445,39 @@ def test_a_module_that_a_body_imports_counts_as_its_file_is_now(
     assert version(fn) != first
 
 
+def test_the_packages_of_a_module_that_a_body_imports_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "outer_package" / "inner").mkdir(parents=True)
+    for name in ("__init__", "inner/__init__", "inner/tool"):
+        (tmp_path / "outer_package" / f"{name}.py").write_text("def f(): return 1")
+    fn = module("def f(x):\n    import outer_package.inner.tool\n    return outer_package.f()").f
+    versions = {version(fn)}
+    for name in ("__init__", "inner/__init__", "inner/tool"):
+        (tmp_path / "outer_package" / f"{name}.py").write_text("def f(): return 1 + 1 + 1")
+        versions.add(version(fn))
+    assert len(versions) == 4
+
+
+def test_classes_that_packages_make_count_by_what_their_fields_are() -> None:
+    pytest.importorskip("pydantic")
+    pytest.importorskip("attrs")
+    source = (
+        "import functools\nimport attrs, pydantic\n"
+        "class Limited(pydantic.BaseModel):\n    rate: float = {a}\n    size: int = pydantic.Field(3, gt={b})\n"
+        "    names: list = pydantic.Field(default_factory=lambda: [{c}])\n"
+        "@attrs.define\nclass Defined:\n    rate: float = {d}\n"
+        "    size: int = attrs.field(default=3, converter=lambda size: size + {e})\n"
+        "class Called:\n    __call__ = functools.partial(lambda more, x: x + more, {f})\n"
+        "def f(x): return Limited(), Defined(), Called()(x)"
+    )
+    plain = dict.fromkeys("abcdef", 1)
+    first = version(module(source.format_map(plain)).f)
+    assert first == version(module(source.format_map(plain)).f)
+    for name in plain:
+        assert version(module(source.format_map({**plain, name: 2})).f) != first, name
+
+
 def test_recursive_functions_and_classes_that_name_each_other_have_a_version() -> None:
     source = (
         "def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != {a} and even(n - 1)\n"

@@ -50,7 +50,8 @@ def imports(code: CodeType) -> Iterator[str]:
         for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
                 module = "." * level.argval + step.argval
-                yield module
+                packages = itertools.accumulate(step.argval.split("."), "{}.{}".format)  # they are run, too
+                yield from ("." * level.argval + package for package in packages)
                 yield from (f"{module}.{name}" if step.argval else module + name for name in names.argval or ())
 
 

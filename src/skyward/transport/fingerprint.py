@@ -51,7 +51,8 @@ _HELD = {  # what cannot be pickled counts by these attributes
     Compute: ("fn",),
     Once: ("fn",),
 }
-_FUNCTIONS = (FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_FUNCTIONS = (FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partial)
+_FIELDS = "__pydantic_fields__"  # the only place that has defaults and limits of a model's fields
 _MADE_FOR_CLASSES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NOT_OF_A_CLASS = frozenset(
     """
@@ -414,7 +415,7 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
         special = name.startswith("__") and name.endswith("__")
         if name in _NOT_OF_A_CLASS or name.startswith("_abc_") or isinstance(each, _MADE_FOR_CLASSES):
             continue
-        if not special or isinstance(each, _FUNCTIONS) or _is_plain(each):
+        if not special or name == _FIELDS or isinstance(each, _FUNCTIONS) or _is_plain(each):
             yield name, each
 
 
