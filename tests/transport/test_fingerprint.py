@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib.util
 import os
 import random
 import subprocess
@@ -457,6 +458,21 @@ def test_the_packages_of_a_module_that_a_body_imports_count(tmp_path: Path, monk
         (tmp_path / "outer_package" / f"{name}.py").write_text("def f(): return 1 + 1 + 1")
         versions.add(version(fn))
     assert len(versions) == 4
+
+
+def test_a_function_compiled_by_jax_counts_by_its_code() -> None:
+    """In a process of its own: jax warns of every fork after it."""
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("jax is not installed")
+    program = """
+        from tests.transport.test_fingerprint import module, version
+        source = "import jax\\n@jax.jit\\ndef step(x): return x * {0}\\ndef f(x): return step(x)"
+        print(*(version(module(source.format(number)).f) for number in (1, 1, 2)))
+        """
+    command, root = [sys.executable, "-c", textwrap.dedent(program)], Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    one, same, other = done.stdout.split()
+    assert one == same != other
 
 
 def test_classes_that_packages_make_count_by_what_their_fields_are() -> None:

@@ -237,6 +237,8 @@ class Fingerprints:
         held = _HELD.get(kind) or (("py_func",) if self._is_wrapper(value, "py_func") else ())  # of numba
         if held:
             return tag, [(f".{name}", getattr(value, name)) for name in held]
+        if kind.__module__.startswith("jaxlib") and self._is_wrapper(value, "__wrapped__"):
+            return tag, [(".__wrapped__", value.__wrapped__)]  # of jax.jit, which is pickled with what cannot be
         tensors.note_loaded_frameworks()
         reduce = tensors.TABLE.get(kind) or copyreg.dispatch_table.get(kind)
         try:
@@ -244,7 +246,7 @@ class Fingerprints:
         except Exception as exc:  # the user's, or that it cannot be pickled
             made = exc
         if isinstance(made, str | Exception) and self._is_wrapper(value, "__wrapped__"):
-            return tag, [(".__wrapped__", value.__wrapped__)]  # of functools.lru_cache, jax.jit and the like
+            return tag, [(".__wrapped__", value.__wrapped__)]  # of functools.lru_cache and the like
         if isinstance(made, Exception):
             raise self._unstable(
                 f"is a {kind.__module__}.{kind.__qualname__}, which has no content ({type(made).__name__}: {made})"
