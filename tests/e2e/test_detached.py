@@ -235,9 +235,9 @@ def test_a_submission_that_is_killed_leaves_a_whole_run_or_nothing(step: str, wh
 
 
 def test_what_would_need_this_computer_is_refused_at_submission(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("remote.py").write_text("import skyward as sky\nwith sky.ComputePool(provider=sky.Join()):\n    pass\n")
+    Path("remote.py").write_text("import skyward as sky\nwith sky.ComputePool(provider=sky.Ray()):\n    pass\n")
     assert main(["run", "--detach", "remote.py"]) == 1
-    assert "a detached run with Join is not possible yet" in capsys.readouterr().err
+    assert "a detached run with Ray is not possible: it works with" in capsys.readouterr().err
     assert main(["runs"]) == 0
     assert "no run has kept anything" in capsys.readouterr().out
 

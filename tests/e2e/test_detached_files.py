@@ -213,7 +213,7 @@ def test_what_results_and_hold_cannot_mean_is_refused_at_submission(capfd: pytes
     assert main(["run", "--detach", file, "--results", "kept"]) == 1
     assert "results= cannot be used: copying" in capfd.readouterr().err
     assert main(["run", "--detach", file, "--hold", "60"]) == 1
-    assert "hold= is for rented machines; with Local a run's files stay" in capfd.readouterr().err
+    assert "hold= is for machines that are let go at the end; with Local a run's files stay" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["run", file, "--hold", "60"])
     assert "--hold is for runs with --detach" in capfd.readouterr().err
