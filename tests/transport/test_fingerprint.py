@@ -105,7 +105,7 @@ def train(item, *rest, seed={seed}, **more):
             total += f.read()
         except {exception}:
             log.info("%s", keys)
-    config = Wide(width=3)
+    config = Wide({keyword}=3)
     def {local_function}(a):
         return a + total + {inner}
     return {local_function}(math.{function}(total)) + config.area() + squares[0] {operator} 2
@@ -115,7 +115,7 @@ PLAIN = {
     "default": "7", "local": "i", "width": "5", "factory": "1, 2", "attribute": "9", "property": "2", "made": "4",
     "wide": "1", "outer": "n", "more": "6", "closed": "11", "decorator": "@twice", "seed": "0", "comment": "# nothing",
     "square": "s", "constant": "1", "key": "k", "exception": "OSError", "local_function": "last", "inner": "0",
-    "function": "floor", "operator": "+",
+    "function": "floor", "operator": "+", "keyword": "width",
 }  # fmt: skip
 HARMLESS = {
     "local": ["j", "number", "zz", "a"], "outer": ["m", "zz", "a"], "square": ["q", "a", "ab"],
@@ -128,7 +128,8 @@ HARMFUL = {
     "more": ["60"], "closed": ["12", "11.0"],
     "decorator": ["", "@functools.lru_cache", "@twice\n@twice"], "seed": ["1", "'0'"],
     "constant": ["2", "-1"], "exception": ["ValueError", "(OSError, ValueError)"], "inner": ["1"],
-    "function": ["ceil"], "operator": ["-", "*"], "key": ["each", "a"],  # a parameter may be given by its name
+    "function": ["ceil"], "operator": ["-", "*"], "keyword": ["names"],
+    "key": ["each", "a"],  # a parameter may be given by its name
 }  # fmt: skip
 
 

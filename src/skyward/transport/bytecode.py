@@ -95,7 +95,7 @@ def _digest(code: CodeType, numbers: defaultdict[str, int], fresh: Callable[[], 
             operand = _digest(step.argval, inner, fresh)
             numbers |= {name: inner[name] for name in free if name in inner}
         elif step.opcode in dis.hasconst:
-            operand = _constant(step.argval)
+            operand = _constant(code.co_consts[cast(int, step.arg)])  # some versions of dis know it of LOAD_CONST alone
         elif step.opcode in dis.hasname:
             operand = step.argval
         elif step.opcode in _JUMPS:
