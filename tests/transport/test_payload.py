@@ -367,3 +367,17 @@ def test_packages_that_lie_on_the_python_path_do_not_travel_as_the_users_own(tmp
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "hello you\n"), done.stderr
+
+
+def test_packages_of_an_environment_below_this_one_do_not_travel_as_the_users_own(tmp_path: Path) -> None:
+    """As with `uv run --with`, and with packages that are links to files of a cache."""
+    package = tmp_path / "below" / "lib" / "site-packages" / "laid_below"
+    package.parent.mkdir(parents=True)
+    cached = tmp_path / "cache" / "laid_below"
+    cached.mkdir(parents=True)
+    (cached / "__init__.py").write_text("def f(): return 1")
+    package.mkdir()
+    (package / "__init__.py").symlink_to(cached / "__init__.py")
+    packer = Packer()
+    assert not packer.is_foreign_file(str(package / "__init__.py"))
+    assert packer.is_foreign_file(str(cached / "__init__.py"))

@@ -54,6 +54,7 @@ _SHORTS = _SIMPLE - _LONG
 _KEYS = frozenset({str, int, bool})
 _SHORT = 1 << 20
 _OURS = ("skyward.", "cloudpickle.")
+_PACKAGES = ("/site-packages/", "/dist-packages/")  # of any environment: one may be laid over another
 _EVERYWHERE = frozenset({"__main__", "__mp_main__", "skyward", "cloudpickle"})
 _MOST_CHECKED = 1000  # parts of a value that are looked at one by one; beyond that, cloudpickle is as fast
 _MOST_CODES = 4096
@@ -138,6 +139,8 @@ class Packer:
 
     def is_foreign_file(self, file: str) -> bool:
         path = str(Path(file).resolve())
+        if any(name in file or name in path for name in _PACKAGES):
+            return False
         return path.endswith((".py", ".pyc", ".ipynb")) and not any(_inside(path, root) for root in self._roots)
 
 
