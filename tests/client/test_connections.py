@@ -168,7 +168,7 @@ def test_a_node_that_goes_on_sending_nonsense_is_given_up(nodes: Nodes) -> None:
 
 @pytest.mark.parametrize("welcome", [None, [], {}, {"incarnation": "x"}, {"incarnation": 1, "received": 0}, "hello"])
 def test_a_greeting_that_is_none_counts_as_a_failed_attempt(nodes: Nodes, welcome: Any) -> None:
-    with pytest.raises(ValueError, match="no agent"):
+    with pytest.raises(ValueError, match="not one of our agents"):
         checked_greeting(welcome, "s")
 
 

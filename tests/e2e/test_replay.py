@@ -560,7 +560,7 @@ def test_what_fails_in_an_example_fails_here_too(name: str, tmp_path: Path, monk
     monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     argv = [sys.executable, str(EXAMPLES / name)]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     if name == "guides/32_replay.py":
         assert "it fails here, too: invalid literal for int()" in ended.stdout
