@@ -105,7 +105,7 @@ def text_of(run: Run) -> str:
 def test_a_run_goes_on_when_whoever_submitted_it_is_killed(net: Network) -> None:
     done = submit(net, "for i in range(100):\n    print(i, *sorted(square(i) @ pool), flush=True)\ntime.sleep(3)")
     assert "grid runs" in done.stdout, done.stderr
-    assert "Node 0 stays for up to 60 min" in done.stdout
+    assert "Node 0 then stays for up to 60 min" in done.stdout
     assert not Path("join.py").exists(), "nobody else may join"
     assert Run("grid").status.stage == "running"
     both = [threading.Thread(target=attached) for _ in range(2)]
