@@ -153,7 +153,9 @@ def test_a_call_as_large_as_the_limit_is_kept_and_one_byte_more_is_not(pool: sky
         failed(fail(bytes(LIMIT - spent - 1000 + room)), pool)
         failed(fail(bytes(LIMIT - spent - 1000 + room + 1)), pool)
         until(lambda: len(_refusals(pool)) == 2)
-        assert _refusals(pool)[0].startswith("with its arguments it has 4,194,305 bytes, and max_replay_bytes=4194304")
+        assert _refusals(pool)[0].startswith(
+            "with its arguments it takes 4,194,305 bytes, more than max_replay_bytes=4194304"
+        )
         assert _refusals(pool)[1] == ""
 
 
