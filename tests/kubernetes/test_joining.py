@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -97,14 +96,7 @@ def test_a_client_that_is_a_pod_uses_its_service_account_and_its_pods_connect_to
     rules = [{"apiGroups": [group], "resources": [resource], "verbs": [verb]} for verb, group, resource in rights()]
     cluster.user("dora", "inside", rules)
     program, python = PROGRAM.format(user=USER), f"{PYTHON}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    paths = [str(Path(sky.__file__).parents[1]), sysconfig.get_path("purelib")]
-    variables = {**cluster.service, "PATH": cluster.environ["PATH"], "HOME": "/tmp"}
-    variables |= {
-        "SKYWARD_STATE": "/tmp/state",
-        "SKYWARD_CACHE": "/tmp/cache",
-        "PYTHONPATH": ":".join(paths),
-        "LD_LIBRARY_PATH": f"{PYTHON}/lib",
-    }
+    variables = {**cluster.client, "HOME": "/tmp", "SKYWARD_STATE": "/tmp/state", "SKYWARD_CACHE": "/tmp/cache"}
     container = {
         "name": "client",
         "image": "client",

@@ -45,8 +45,6 @@ class HostSpec:
     """Directories of this machine under paths of the host in /run; nobody there can change them."""
     bare: bool = False
     """Nothing but a network and processes: no files of its own, no sshd. For what brings those along, such as a VM."""
-    see_checkout: bool = False
-    """Whether the host sees the source tree that the tests run from; a real one would not."""
 
 
 def describe(
@@ -60,7 +58,7 @@ def describe(
         "own": _OWN,
         "hide": list(spec.hide),
         "writable": ["/usr", "/var", "/opt"] if spec.writable else [],
-        "covered": [] if spec.see_checkout else [str(_CHECKOUT)],
+        "covered": [str(_CHECKOUT)],
         "share": {path: str(source) for path, source in spec.share.items()},
         "show": {path: str(source) for path, source in spec.show.items()},
         "tmp_size": spec.tmp_size,

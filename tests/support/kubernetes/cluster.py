@@ -26,15 +26,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import yaml
 
+import skyward
 from tests.support.hosts import HostSpec, Network, lacks_python, unavailable
 
 __all__ = ["CACHE", "PYTHON", "Cluster", "unavailable_kubernetes"]
 
 CACHE = "/run/cache"
 PYTHON = "/run/python"
-"""Where pods find the Python of these tests."""
+SOURCE = "/run/skyward"
+PACKAGES = "/run/environment"
+"""Where pods find the Python of these tests, the source of Skyward, and the environment with its packages and programs:
+elsewhere than on this machine, since that may be in /tmp, of which each pod has its own."""
 _PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _BESIDE = Path(__file__).resolve().parents[4] / "shared" / "tools" / "kubernetes"
 _UNPACKED = Path(tempfile.gettempdir()) / f"skyward-test-kubernetes-{os.geteuid()}"
@@ -55,6 +60,10 @@ def _found(program: str) -> Path | None:
 def _kubectl() -> str | None:
     beside = Path(sys.executable).with_name("kubectl")
     return str(beside) if beside.exists() else shutil.which("kubectl")
+
+
+def _environment() -> Path:
+    return Path(cloudpickle.__file__).parents[4]
 
 
 def unavailable_kubernetes() -> str | None:
@@ -91,7 +100,8 @@ class Cluster:
     """A control plane and `nodes` nodes of 8 CPUs, 32 GiB and two pretended GPUs each; pods find `cache` at CACHE."""
 
     def __init__(self, cache: Path, nodes: int = 3) -> None:
-        host = HostSpec(share={CACHE: cache}, show={PYTHON: Path(sys.base_prefix)}, see_checkout=True)
+        show = {PYTHON: Path(sys.base_prefix), SOURCE: Path(skyward.__file__).parents[1], PACKAGES: _environment()}
+        host = HostSpec(share={CACHE: cache}, show=show)
         self.network = Network([host] * nodes, internet=True)
         self._directory = Path(tempfile.mkdtemp(prefix="skyward-kubernetes-"))
         self._processes: list[subprocess.Popen[Any]] = []
@@ -153,6 +163,17 @@ class Cluster:
         path.write_text(yaml.safe_dump(data))
         path.chmod(0o600)
         return path
+
+    @property
+    def client(self) -> dict[str, str]:
+        """Variables of a program in a pod that uses Skyward as these tests do."""
+        packages = Path(cloudpickle.__file__).parents[1].relative_to(_environment())
+        return {
+            **self.service,
+            "PATH": f"{PACKAGES}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": f"{SOURCE}:{PACKAGES}/{packages}",
+            "LD_LIBRARY_PATH": f"{PYTHON}/lib",
+        }
 
     @property
     def environ(self) -> dict[str, str]:
