@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -49,6 +50,24 @@ def test_a_run_of_another_kind_and_a_bad_name_are_refused() -> None:
     for name in ("../x", "", "a b", ".x"):
         with pytest.raises(sky.SkywardError, match="not the name of a run"):
             runs.open_run(name, "results")
+
+
+def test_a_full_disk_is_said_when_a_run_is_opened_and_the_run_is_free_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(
+            sky.SkywardError, match=rf"cannot be kept in {state}/runs: No space left on device\. Make room"
+        ):
+            runs.open_run("grid-1", "results")
+    runs.open_run("grid-1", "results").journal.close()
+    monkeypatch.setenv("SKYWARD_STATE", "/proc/nowhere")
+    with pytest.raises(sky.SkywardError, match="have the variable SKYWARD_STATE name a folder that can be written to"):
+        runs.open_run("grid-1", "results")
 
 
 def test_runs_are_listed_the_last_one_first_and_dropped_by_name(

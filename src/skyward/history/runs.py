@@ -64,20 +64,35 @@ class Opened:
 def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
     """Created if missing; refused if another process has it, or if its kind is another."""
     check_name(name)
-    folder = private.make(root or state_dir(), FOLDER, name)
-    path = folder / _JOURNAL
+    base = root or state_dir()
     try:
-        held = _held(path)
+        folder = private.make(base, FOLDER, name)
+        held = _held(folder / _JOURNAL)
+        try:
+            return _opened(name, kind, folder, held)
+        except BaseException:
+            held.close()
+            raise
     except BlockingIOError:
         raise SkywardError(
-            f"run {name!r} is in use by {_who(path)}. Wait until it has ended, end it, or use another name."
+            f"run {name!r} is in use by {_who(base / FOLDER / name / _JOURNAL)}. Wait until it has ended, end it, or "
+            "use another name."
         ) from None
-    facts, damaged = journal.read(journal.content(path))
+    except OSError as exc:
+        if isinstance(exc, SkywardError):
+            raise
+        raise SkywardError(
+            f"run {name!r} cannot be kept in {base / FOLDER}: {exc.strerror or exc}. Make room there, or have the "
+            "variable SKYWARD_STATE name a folder that can be written to."
+        ) from exc
+
+
+def _opened(name: str, kind: str, folder: Path, held: Journal) -> Opened:
+    facts, damaged = journal.read(journal.content(held.path))
     head = _head(facts)
     if head is None:
         held.append({"fact": "run", "kind": kind, "format": 1, "began": time.time()})
     elif head.get("kind") != kind:
-        held.close()
         raise InvalidArgument(
             f"the name {name!r} is taken by a run of another kind ({head.get('kind')}); this one is of kind {kind}. "
             f"Use another name, or remove that run: `sky runs drop {name}`."
