@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from skyward.cli.common import add_command
+from skyward.cli.common import add_command, print_pieces
 
 if TYPE_CHECKING:
-    from skyward.pool.run import Run
+    pass
 
-__all__ = ["add", "follow", "run"]
+__all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = Run(arguments.name)
     try:
         seen = 0 if arguments.all else found.seen
-        follow(found, found.follow(seen), seen)
+        print_pieces(found, found.follow(seen), seen)
     except KeyboardInterrupt:
         print(f"\nsky: {found.name} continues. `sky stop {found.name}` ends it.", file=sys.stderr)
         return 130
@@ -63,12 +62,3 @@ def run(arguments: argparse.Namespace) -> int:
         return 1 if status.not_copied else 0
     code = status.code or 1
     return code if code > 0 else 128 - code
-
-
-def follow(found: Run, pieces: Iterable[bytes], seen: int | None = None) -> None:
-    for piece in pieces:
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-        if seen is not None:
-            seen += len(piece)
-            found.seen = max(found.seen, seen)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import textwrap
-from collections.abc import Container, Iterator, Sequence
+import traceback
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from skyward.api.plugin import Plugin
     from skyward.history.store import Entry
     from skyward.pool.pool import ComputePool
+    from skyward.pool.run import Run
     from skyward.setup.checks.findings import Finding
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "pool_names",
     "print_findings",
     "print_json",
+    "print_pieces",
+    "show_error",
     "table",
 ]
 
@@ -176,6 +181,25 @@ def chosen(name: str | None) -> Entry:
             "there is no history of a pool on this computer: none was opened in the last thirty days."
         )
     return next((entry for entry in known if entry.running), known[0])
+
+
+def print_pieces(found: Run, pieces: Iterable[bytes], seen: int | None = None) -> None:
+    """Of a detached run's output; with `seen` it remembers how much of it was printed."""
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        if seen is not None:
+            seen += len(piece)
+            found.seen = max(found.seen, seen)
+
+
+def show_error(exc: Exception, path: str) -> None:
+    left = exc.__traceback__
+    while left is not None and left.tb_frame.f_code.co_filename != path:
+        left = left.tb_next
+    if left is None and not isinstance(exc, SyntaxError):  # a program that is not a Python has no frames
+        left = exc.__traceback__
+    traceback.print_exception(type(exc), exc, left)
 
 
 _RUNNING = ("top", "stacks", "ssh", "down")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from skyward.cli.common import add_command, add_json
+from skyward.cli.common import add_command, add_json, print_pieces
 from skyward.events import CallEnded, Event, Log, NodeDown, Notice, Output, PoolClosed, Warned
 
 if TYPE_CHECKING:
@@ -72,12 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_run(arguments: argparse.Namespace) -> int:
-    from skyward.cli.attach import follow
     from skyward.pool.run import Run
 
     try:
         found = Run(arguments.pool)
-        follow(found, found.follow() if arguments.follow else found.output())  # `sky attach` stays where it was
+        print_pieces(found, found.follow() if arguments.follow else found.output())  # `sky attach` stays where it was
     except KeyboardInterrupt:
         return 130
     return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.cli.common import add_command, add_json, add_pool_options, make_pool, print_json
+from skyward.cli.common import add_command, add_json, add_pool_options, make_pool, print_json, show_error
 
 if TYPE_CHECKING:
     from skyward.api.provider import Offer
@@ -82,7 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
 def run_program(path: Path, arguments: argparse.Namespace) -> list[Stopped] | None:
     import runpy
 
-    from skyward.cli.run import show_error
     from skyward.errors import PoolClosed
     from skyward.pool.lifetime import stopping_pools
 

@@ -7,16 +7,15 @@ import ast
 import os
 import sys
 import time
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from skyward.cli.common import add_command, add_pool_options, make_pool
+from skyward.cli.common import add_command, add_pool_options, make_pool, show_error
 from skyward.node.processes import die_with_parent
 from skyward.node.run_folder import RUN
 
-__all__ = ["add", "own_pool_line", "run", "show_error"]
+__all__ = ["add", "own_pool_line", "run"]
 
 _POOLS = {"ComputePool", "JoblibPool", "ScikitLearnPool"}
 _OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "budget", "console")
@@ -201,12 +200,3 @@ def _status(code: object) -> int:
         return int(code or 0)
     print(code, file=sys.stderr)
     return 1
-
-
-def show_error(exc: Exception, path: str) -> None:
-    left = exc.__traceback__
-    while left is not None and left.tb_frame.f_code.co_filename != path:
-        left = left.tb_next
-    if left is None and not isinstance(exc, SyntaxError):  # a program that is not a Python has no frames
-        left = exc.__traceback__
-    traceback.print_exception(type(exc), exc, left)

@@ -5,10 +5,10 @@ Passes events to `AgentCalls` and carries out its actions. Results and output ar
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
+import pkgutil
 import queue
 import selectors
 import socket
@@ -602,8 +602,7 @@ def _gpu_meter(gpus: Sequence[Gpu], called: Sequence[str]) -> GpuMeter | None:
 
 
 def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:
-    module, _, function = name.partition(":")
-    notice(getattr(importlib.import_module(module), function)())
+    notice(pkgutil.resolve_name(name)())
 
 
 _KEPT = 8 << 20

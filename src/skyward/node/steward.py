@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib
 import json
 import os
+import pkgutil
 import queue
 import signal
 import socket
@@ -287,8 +287,7 @@ class Steward:
         return ""
 
     def _copy_at_notice(self) -> None:
-        module, _, name = self._order.notices.partition(":")
-        getattr(importlib.import_module(module), name)()
+        pkgutil.resolve_name(self._order.notices)()
         while True:
             self._copied(over=False)
             time.sleep(_AGAIN)

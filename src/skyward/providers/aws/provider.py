@@ -23,7 +23,19 @@ from skyward.providers.aws.api import Account, Api, Pace, Report, connect, only_
 from skyward.providers.aws.checks import check_endpoint, check_settings, check_zones, tag_pairs, texts, usual_region
 from skyward.providers.aws.choose import Choice, EfaChoice, attempts, find_reservation, make_plan, variant_of
 from skyward.providers.aws.giveback import allowed, found_leftovers, give_back
-from skyward.providers.aws.images import LOGIN, MachineImage, image_finder, known_user
+from skyward.providers.aws.images import (
+    LOGIN,
+    UNUSED,
+    Kept,
+    MachineImage,
+    delete,
+    image_finder,
+    keep,
+    kept,
+    known_user,
+    listed,
+    warm_finder,
+)
 from skyward.providers.aws.keys import prepare, settle
 from skyward.providers.aws.launch import Settings, Wanted, add_machines, forget_machines, open_pool, trust_machines
 from skyward.providers.aws.machines import (
@@ -49,7 +61,6 @@ from skyward.providers.aws.network import (
     utc_now,
     your_group,
 )
-from skyward.providers.aws.warm import UNUSED, Kept, delete, keep, kept, listed, warm_finder
 
 __all__ = ["AWS"]
 
