@@ -53,10 +53,8 @@ _KINDS = (
     (r"Unauthorized|must be logged in|client to provide credentials|getting credentials|oauth2", "credentials"),
     (r"token (?:has |is )?expired|executable \S+ (?:not found|failed)", "credentials"),
     (r"exceeded quota", "quota"),
-    (
-        r"violates PodSecurity|denied the request|admission webhook|forbidden: violates|Invalid value|is invalid:",
-        "rule",
-    ),
+    (r"violates PodSecurity|denied the request|admission webhook|forbidden: violates|security policy", "rule"),
+    (r"unknown field|Invalid value|is invalid:|Required value|cannot unmarshal", "field"),
     (r"namespaces \"[^\"]*\" not found", "namespace"),
     (r"\(Forbidden\)|is forbidden: User|cannot \w+ resource", "permission"),
     (r"\(AlreadyExists\)|already exists", "duplicate"),
@@ -76,6 +74,8 @@ _MEANINGS = {
     "quota": "the quota of the namespace {namespace} leaves no room. Ask for fewer nodes, CPUs or GPUs or less memory, "
     "or wait until other pods are gone; `kubectl describe quota` shows it",
     "rule": "the cluster's rules do not allow this. What they ask for goes into sky.Kubernetes(template=...)",
+    "field": "Kubernetes does not know a field, or not its value. Check the settings of sky.Kubernetes(...), such as "
+    "template=",
     "namespace": "there is no namespace {namespace}",
     "permission": "a right is missing",
     "duplicate": "something of that name exists already",

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,9 +172,13 @@ def test_sky_doctor_looks_at_the_cluster_and_creates_nothing(
     assert "kind: Role" in said
 
 
-def test_a_job_in_a_queue_is_started_by_the_queue(server: FakeServer) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"queue": "team"}, {"template": {"kind": "Job", "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}}}],
+)
+def test_a_job_in_a_queue_is_started_by_the_queue(server: FakeServer, settings: dict[str, Any]) -> None:
     with pytest.raises(SkywardError, match="0 of 1 pods run"):
-        sky.Kubernetes(queue="team").acquire(Spec(), "faults", 1, 1, print)
+        sky.Kubernetes(**settings).acquire(Spec(), "faults", 1, 1, print)
     assert not any(request.startswith("PATCH") for request in server.requests)
     assert server.objects == {}
 

@@ -102,6 +102,68 @@ def test_a_template_of_a_job_is_one_of_a_job_and_of_another_kind_none() -> None:
         made(template={"kind": "Deployment"})
 
 
+def test_the_name_of_a_template_is_not_the_pools() -> None:
+    """kubectl wants a file to have one."""
+    whole = made(template={"kind": "Job", "metadata": {"name": "mine", "namespace": "other"}, "spec": {}})
+    assert whole["metadata"]["name"] == "skyward-train-1a2b"
+    assert "namespace" not in whole["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"kind": "Job", "spec": {"activeDeadlineSeconds": None}}, r"activeDeadlineSeconds to None.*ttl="),
+        ({"kind": "Job", "spec": {"completions": 9}}, r"completions to 9.*nodes="),
+        ({"kind": "Job", "spec": {"suspend": False}}, "suspend to False; the pool decides that"),
+        ({"kind": "Job", "metadata": {"labels": {"skyward/pool": "other"}}}, "skyward/pool"),
+        ({"kind": "Pod", "metadata": {"labels": {"skyward/pool": "other"}}}, "skyward/pool"),
+        ({"spec": {"restartPolicy": "OnFailure"}}, "restartPolicy"),
+        ({"spec": {"containers": [{"name": "main", "command": ["sleep", "1"]}]}}, "command for the first container"),
+    ],
+)
+def test_a_template_cannot_change_what_ends_a_job_or_finds_it(template: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        made(template=template)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"volumes": []}, "has volumes. A Job or a Pod has metadata and spec"),
+        ({"spec": None}, "spec=None. A mapping"),
+        ({"metadata": {"labels": ["a"]}}, r"labels=\['a'\]. A mapping"),
+        ({"spec": {"containers": ["a"]}}, "A list of mappings"),
+        ({"spec": {"containers": None}}, "A list of mappings"),
+        ({"kind": "Job", "spec": {"template": "x"}}, "template='x'. A mapping"),
+    ],
+)
+def test_a_template_that_is_no_pod_is_refused_in_words(template: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        made(template=template)
+
+
+def test_bodies_are_told_the_grace_that_a_template_gives_them() -> None:
+    pod = made(template={"spec": {"terminationGracePeriodSeconds": 120}})["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"][-1] == "120"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"node_selector": {"gpu": True}},
+        {"node_selector": "disk=ssd"},
+        {"node_selector": ["disk"]},
+        {"tolerations": {"key": "gpu"}},
+        {"template": 5},
+        {"template": []},
+    ],
+)
+def test_settings_of_another_type_are_refused_with_an_example(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(InvalidArgument, match=f"{name}=.*like {name}="):
+        sky.Kubernetes(**settings)
+
+
 @pytest.mark.parametrize("pool", ["train-1a2b", "Train_1.A", "x" * 120, "-", "ü", "a" * 30, "a" * 45])
 def test_names_fit_whatever_the_pool_is_called(pool: str) -> None:
     import re

@@ -93,7 +93,7 @@ class PodLease(Lease):
                 raise BootstrapError("waiting for pods", f"{text}. {_PULLING}")
             progress = f"{len(fresh)} of {count} pods run" + (f", waiting: {text}" if text else "")
             place = f"the namespace {self._kubectl.namespace} of {self._kubectl.where} did not provide them"
-            told = f"{progress}. Ask for less, or give provision_timeout= more seconds"
+            told = f"{progress.rstrip('.')}. Ask for less, or give provision_timeout= more seconds"
             waiting.tell(progress, partial(NoPlace, f"{place} within {timeout:g} seconds", [told]))
             time.sleep(pause)
         raise AssertionError("pauses do not end")

@@ -16,13 +16,27 @@ from skyward.setup.pods import CONTAINER, PROGRAM
 if TYPE_CHECKING:
     from skyward.providers.kubernetes.provider import Kubernetes
 
-__all__ = ["EXPIRES", "OWNER", "POOL", "job", "job_name", "label", "rights", "role", "secret", "selector", "sized"]
+__all__ = [
+    "EXPIRES",
+    "OWNER",
+    "POOL",
+    "QUEUE",
+    "job",
+    "job_name",
+    "label",
+    "rights",
+    "role",
+    "secret",
+    "selector",
+    "sized",
+]
 
 POOL, OWNER, EXPIRES = "skyward/pool", "skyward/owner", "skyward/expires"
 """The pool is a label, the others are annotations."""
 _MANAGED = {"app.kubernetes.io/managed-by": "skyward", "app.kubernetes.io/name": "skyward"}
-_QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE = "kueue.x-k8s.io/queue-name"
 _HOME, _SHM = "/home/skyward", "/dev/shm"
+_FOLDER = PROGRAM.rpartition("/")[0]
 _GRACE = 30
 _KEPT = 300  # seconds for which a finished Job can be looked at
 _FAILURES = 10  # of one node, each with a longer pause before the next
@@ -31,6 +45,17 @@ _LONGEST = 45  # a pod's name is that of the Job, its number and five letters, a
 _ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 # Lists of a pod whose entries are known by something else than a name.
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
+# What a template cannot set: by which argument of the pool it is set instead.
+_DECIDED = {
+    ("spec", "activeDeadlineSeconds"): "ttl=",
+    ("spec", "completions"): "nodes=",
+    ("spec", "parallelism"): "nodes=",
+    ("spec", "completionMode"): "",
+    ("spec", "suspend"): "",
+    ("spec", "template", "spec", "restartPolicy"): "",
+    ("metadata", "labels", POOL): "name=",
+    ("spec", "template", "metadata", "labels", POOL): "name=",
+}
 _RESTRICTED = {
     "runAsNonRoot": True,
     **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000),
@@ -92,23 +117,22 @@ def job(
         details |= {"backoffLimitPerIndex": _FAILURES, "podReplacementPolicy": "Failed"}
     else:
         details["backoffLimit"] = _FAILURES * count
-    labels |= {} if site.queue is None else {_QUEUE: site.queue}
+    labels |= {} if site.queue is None else {QUEUE: site.queue}
     metadata = {"name": name, "labels": labels, "annotations": {POOL: pool, **notes}}
-    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": details}
-    return _with_template(made, _value(site.template) or {})
+    base = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": details}
+    made = _with_template(base, _value(site.template) or {})
+    pod = made["spec"]["template"]["spec"]
+    own = next(container for container in pod["containers"] if container["name"] == CONTAINER)
+    own["command"] = _command(site, pod["terminationGracePeriodSeconds"], joins)
+    return made
 
 
 def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]:
     shm = {"medium": "Memory"} | ({} if spec.memory_gb is None else {"sizeLimit": _mebibytes(spec.memory_gb / 2)})
-    folder = PROGRAM.rpartition("/")[0]
-    command = ["python3", PROGRAM, "stay", f"{site.lease:g}", str(_GRACE)]
-    if joins:  # the program refuses a file that a group can read, as a Secret's is
-        command = ["sh", "-c", f"umask 077; mkdir -p ~ && cp -f {folder}/join.py ~ && exec python3 ~/join.py"]
     labels = {} if spec.architecture is None else {"kubernetes.io/arch": _ARCHITECTURES[spec.architecture]}
     container = {
         "name": CONTAINER,
         "image": site.image,
-        "command": command,
         "env": [
             {"name": "HOME", "value": _HOME},
             {"name": "SKYWARD_OWN", "value": f"{_HOME} {_SHM}"},
@@ -118,7 +142,7 @@ def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]
         "resources": {"limits": sized(spec, site.gpus)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
-            {"name": "program", "mountPath": folder, "readOnly": True},
+            {"name": "program", "mountPath": _FOLDER, "readOnly": True},
             {"name": "home", "mountPath": _HOME},
             {"name": "shm", "mountPath": _SHM},
         ],
@@ -142,6 +166,12 @@ def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]
     }
 
 
+def _command(site: Kubernetes, grace: int, joins: bool) -> list[str]:
+    if joins:  # the program refuses a file that a group can read, as a Secret's is
+        return ["sh", "-c", f"umask 077; mkdir -p ~ && cp -f {_FOLDER}/join.py ~ && exec python3 ~/join.py"]
+    return ["python3", PROGRAM, "stay", f"{site.lease:g}", str(grace)]
+
+
 def _value(setting: object) -> Any:
     """As it was given: the provider keeps it as JSON."""
     return json.loads(setting) if isinstance(setting, str) else setting
@@ -156,17 +186,52 @@ def secret(pool: str, uid: str, file: str, content: str) -> dict[str, Any]:
 
 def _with_template(base: dict[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
     """A Job with what a template adds: of a Job, or of a Pod. Its first container is the node's."""
-    kind, spec = template.get("kind"), template.get("spec", {})
+    kind, spec = template.get("kind"), _mapping(template, "spec")
     if kind not in (None, "Job", "Pod"):
         raise InvalidArgument(f"template={kind!r}: the template of a Job or of a Pod is expected.")
-    given = {name: value for name, value in template.items() if name not in ("apiVersion", "kind", "status")}
+    if unknown := sorted(template.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}):
+        raise InvalidArgument(f"template= has {', '.join(unknown)}. A Job or a Pod has metadata and spec.")
+    given = {"metadata": _mapping(template, "metadata"), "spec": spec}
     if kind == "Pod" or (kind is None and "template" not in spec):
         given = {"spec": {"template": given}}
-    pod = given.get("spec", {}).get("template", {}).get("spec", {})
-    containers = pod.get("containers", [])
-    if containers and not any(item.get("name") == CONTAINER for item in containers):
-        pod["containers"] = [{**containers[0], "name": CONTAINER}, *containers[1:]]
+    # a file has to have a name; the pool's is another
+    given["metadata"] = {k: v for k, v in given.get("metadata", {}).items() if k not in ("name", "namespace")}
+    pod = _mapping(_mapping(given["spec"], "template"), "spec")
+    if containers := _mappings(pod, "containers"):
+        own = next((item for item in containers if item.get("name") == CONTAINER), containers[0])
+        if words := [word for word in ("command", "args") if word in own]:
+            raise InvalidArgument(
+                f"template= has {' and '.join(words)} for the first container, which runs Skyward's own program. "
+                "Leave that out; other containers may have it."
+            )
+        pod["containers"] = [{**item, "name": CONTAINER} if item is own else item for item in containers]
+    _check_decided(base, given)
     return _merged(base, given, "")
+
+
+def _mapping(parent: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = parent.get(name, {})
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"template= has {name}={found!r}. A mapping is expected.")
+    return cast("dict[str, Any]", found)
+
+
+def _mappings(parent: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found: Any = parent.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in cast("list[Any]", found)):
+        raise InvalidArgument(f"template= has {name}={found!r}. A list of mappings is expected.")
+    return cast("list[dict[str, Any]]", found)
+
+
+def _check_decided(base: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """An error if a template changes what ends the Job, or by what it is found again."""
+    for path, instead in _DECIDED.items():
+        ours, theirs = base, given
+        for name in path[:-1]:
+            ours, theirs = ours.get(name, {}), _mapping(theirs, name)
+        if (name := path[-1]) in theirs and theirs[name] != ours.get(name):
+            advice = f" Use sky.ComputePool({instead}...)." if instead else ""
+            raise InvalidArgument(f"template= sets {name} to {theirs[name]!r}; the pool decides that.{advice}")
 
 
 def _merged(old: Any, new: Any, name: str) -> Any:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +22,18 @@ from skyward.machines.ledger import Ledger, given_back
 from skyward.node import join_notice
 from skyward.node import pod as pod_program
 from skyward.providers.kubernetes.lease import PodLease, end, listed
-from skyward.providers.kubernetes.manifests import EXPIRES, OWNER, job, rights, role, secret
+from skyward.providers.kubernetes.manifests import EXPIRES, OWNER, QUEUE, job, rights, role, secret
 from skyward.providers.kubernetes.states import NodeKind, counted, fitting, node_kinds
 from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, in_pod
 
 __all__ = ["Kubernetes", "may_execute", "minor_version"]
 
 _NEWEST = 1000
+_SETTINGS = {
+    "node_selector": (dict, '{"disk": "ssd"}'),
+    "tolerations": (list, '[{"key": "gpu", "operator": "Exists"}]'),
+    "template": (dict, '{"spec": {"serviceAccountName": "trainer"}}, or the path of a YAML file'),
+}
 _NOT_REACHED = (
     "Pods connect to this program, because `kubectl exec` is not allowed: allow it (create pods/exec), or run the "
     "program in a pod of the cluster."
@@ -128,11 +132,16 @@ class Kubernetes(Provider):
                 lease.arrivals = open_arrivals(pool, ttl=ttl, lease=self.lease, interchangeable=True, hint=hint)
                 file, content = "join.py", join_file(lease.arrivals.text)
             report("asking Kubernetes for pods")
-            create = partial(kubectl.create, "making the Job", made)
-            uid = ledger.create("job", lambda: create()[0]["metadata"]["uid"], name=made["metadata"]["name"])
+            there: dict[str, Any] = {}
+
+            def create() -> str:
+                there.update(kubectl.create("making the Job", made)[0])
+                return there["metadata"]["uid"]
+
+            uid = ledger.create("job", create, name=made["metadata"]["name"])
             kubectl.create("making the Secret", secret(pool, uid, file, content))
             lease.ends_at = time.time() + made["spec"]["activeDeadlineSeconds"]
-            if self.queue is None:
+            if QUEUE not in there["metadata"].get("labels", {}):  # a template or the namespace may name one, too
                 lease.resume()
             lease.machines = tuple(lease.wait(count, timeout, report, spec.min_nodes))
             return lease
@@ -247,9 +256,22 @@ def _user(kubectl: Kubectl) -> str:
 
 def _frozen(name: str, value: Any) -> str | None:
     """As text, so that the provider is a value: a path's, or JSON."""
-    if value is None or isinstance(value, str | os.PathLike):
-        return None if value is None else os.fspath(cast("str | os.PathLike[str]", value))
+    if value is None:
+        return None
+    if name == "template" and isinstance(value, str | os.PathLike) and str(cast("object", value))[:1] != "{":
+        return os.fspath(cast("str | os.PathLike[str]", value))
+    kind, example = _SETTINGS[name]
     try:
-        return json.dumps(value, sort_keys=True)
+        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     except TypeError as exc:
         raise InvalidArgument(f"{name}={value!r} cannot be written as JSON, as Kubernetes needs it: {exc}.") from None
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        found = None
+    fits = isinstance(found, kind)
+    if fits and name == "node_selector":
+        fits = all(isinstance(text, str) for text in cast("dict[str, Any]", found).values())
+    if not fits:
+        raise InvalidArgument(f"{name}={value!r} is not what is expected, like {name}={example}.")
+    return text
