@@ -146,7 +146,7 @@ def test_a_job_is_not_called_ended_while_a_step_of_it_may_run_where_slurm_does_n
         stop_slurmd(node)
         for process in node.processes("sky"):
             node.signal(process.pid, "STOP")
-        with pytest.raises(sky.SkywardError, match="is completing"):
+        with pytest.raises(sky.SkywardError, match=r"job \d+ \(completing\) in Slurm"):
             held.close(lambda text: None)
         assert node.processes("sky")
     finally:

@@ -28,7 +28,7 @@ def test_two_jobs_that_start_at_the_same_moment_do_not_stay_on_one_node(cluster:
                 asked = [threads.submit(another) for _ in range(2)]
                 until(lambda: sum(job.endswith("PENDING") for job in cluster.jobs()) == 2, 60, "two jobs that wait")
             # both have room on h2, and no other node
-            until(lambda: any("came to h2, where the pool has a node already" in text for text in said), 60, said)
+            until(lambda: any("started on h2, where the pool has a node already" in text for text in said), 60, said)
             away.close()
             machines = [*held.machines, *(one.result(120) for one in asked)]
         places = [machine.joined.place for machine in machines if machine.joined is not None]

@@ -370,7 +370,7 @@ def end(
             cancelled.update({job.id: waited for job in due})
         if waited > _BY_ITSELF and (rest := _only_clean_up(commands, jobs)):
             return []
-        names = [f"job {job.id}, {job.state.lower()}" for job in jobs]
+        names = [f"job {job.id} ({job.state.lower()})" for job in jobs]
         failed = failed_nodes(commands, [node for job in jobs for node in job.nodes]) if waited > _ENDING else {}
         return [*names, *failed.values()]
 
