@@ -121,7 +121,7 @@ class _ForkServer:
             self._selector.close()
             for sock in [self._control, self._wake, self._wake_write, *self._agents.values()]:
                 sock.close()
-            os.setsid()
+            os.setpgid(0, 0)  # no session of its own: calls would wait for those of others (see LocalShell)
             processes.rename("skyward-runner")
             processes.die_with_parent(parent)
             processes.adopt_orphans()
@@ -202,7 +202,7 @@ def _kill_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         try:
-            os.kill(pid, number)  # before its setsid
+            os.kill(pid, number)  # before it has a group
         except ProcessLookupError:
             pass
 

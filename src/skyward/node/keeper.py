@@ -461,6 +461,7 @@ class _ForkServerProcess:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    processes.leave_terminal()  # before anything is forked
     directory = sys.argv[1]
     _allow_many_files()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it would hold keys

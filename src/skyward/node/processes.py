@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
@@ -15,6 +17,7 @@ __all__ = [
     "die_with_parent",
     "end_children",
     "ended_children",
+    "leave_terminal",
     "prefer_for_oom",
     "rename",
 ]
@@ -44,6 +47,18 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def rename(name: str) -> None:
     """At most 15 characters, for ps and top."""
     _prctl(_PR_SET_NAME, name.encode())
+
+
+def leave_terminal() -> None:
+    """As a process in a session of its own has none, so that user code can neither ask there nor be stopped by it."""
+    if os.getsid(0) == os.getpid():
+        return
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        return
+    fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    os.close(terminal)
 
 
 def prefer_for_oom() -> None:

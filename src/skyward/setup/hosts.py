@@ -188,9 +188,9 @@ class HostSetup:
         self._tell_unlocked([made.record] if made.record else [])
         for node in range(nodes):
             self._context.report("starting", node)
-        shell = LocalShell()
-        self._run_commands(shell, 0, made.env, deadline)
         detached = self._context.handing is not None
+        shell = LocalShell(own_session=detached)  # see there
+        self._run_commands(shell, 0, made.env, deadline)
         directory = private.fresh(_RUN) if detached else self.store().directory
         self._send_includes(shell, directory)
         # Secrets come later, to the processes that run bodies: what a program is started with can be read from outside.

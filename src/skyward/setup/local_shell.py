@@ -61,7 +61,7 @@ def _absolute(paths: str, directory: str | None) -> str:
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process in its own session, out of reach of Ctrl-C; ending it ends the session."""
+    """A process in its own session, or at least its own process group: out of reach of Ctrl-C, killed as a group."""
 
     def __init__(
         self,
@@ -71,8 +71,18 @@ class Program(subprocess.Popen[bytes]):
         stdout: int = subprocess.PIPE,
         stderr: IO[bytes] | int = subprocess.PIPE,
         cwd: str | None = None,
+        own_session: bool = True,
     ) -> None:
-        super().__init__(argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=True)
+        super().__init__(
+            argv,
+            env=env,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
+        )
 
     def kill(self) -> None:
         if self.poll() is None:
@@ -115,13 +125,20 @@ def _close(pipe: IO[bytes] | None) -> None:
 
 
 class LocalShell:
+    """Linux shares busy cores out among sessions first (sched_autogroup). Without a session of its own, what is started
+    here and this process can wake each other without waiting for the turns of other sessions.
+    """
+
     name = "this computer"
+
+    def __init__(self, own_session: bool = True) -> None:
+        self._own_session = own_session
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
         """Nothing to do."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        return Program(argv, dict(env), stderr=stderr, cwd=os.sep)
+        return Program(argv, dict(env), stderr=stderr, cwd=os.sep, own_session=self._own_session)
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
         from skyward.api.secret import installer_environment  # most pools on this computer run no commands
