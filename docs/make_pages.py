@@ -294,6 +294,7 @@ def _comparison() -> str:
     for group, rounds in kept["groups"].items():
         rows = importlib.import_module(group).rows(contest.Medians(rounds))
         lines += [_row(contest, row) for row in rows if not math.isnan(row.theirs)]  # else the peer took no part
+    lines += [_row(contest, contest.Row(**row)) for row in kept.get("hosts", ())]  # of benchmarks/hosts.py
     page = (DOCS / "comparison.md").read_text()
     return re.sub(
         r"(<!-- rows -->\n\n).*(\n\n<!-- end of rows -->)",
