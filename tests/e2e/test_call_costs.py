@@ -19,6 +19,7 @@ CALLS = 200
 ONE_BY_ONE = 175  # functions of Skyward that run here for a call that is waited for; 155 to 160 when this was written
 OF_A_VALUE = 40  # more of them for a small array, or a dict of some; up to 25 when this was written
 TOGETHER = 95  # and for one of many that are sent at once; 83 to 85
+OF_A_RANK = 140  # and for a rank of a broadcast to eight nodes; 110 to 120
 OBJECTS = 12  # of those that the garbage collector looks at, for a call that is ready to be sent; 9 to 10
 A_CHUNK = 270  # functions of Skyward that run here for a chunk of a map; 160 to 217
 ON_ITS_NODE = 80  # functions of any module that run in the main thread of its process there, besides the body; 70
@@ -230,3 +231,17 @@ def test_keeping_failed_calls_costs_nothing_for_those_that_succeed(functions: Fu
     begun = {name: count for name, count in functions.begun.items() if name.startswith(ours)}
     assert set(begun) <= {"skyward.pool.failures.flush"}  # in the history's thread, twice a second
     assert sum(begun.values()) < CALLS / 10
+
+
+def test_a_rank_of_a_broadcast_costs_the_same_however_many_there_are(functions: Functions) -> None:
+    nodes = 8
+
+    def broadcasts() -> None:
+        for number in range(CALLS // nodes):
+            assert nothing(number) @ pool == [None] * nodes
+
+    with sky.ComputePool(nodes=nodes, console=False) as pool:
+        broadcasts()
+        ranks = CALLS // nodes * nodes
+        assert functions.during(broadcasts) * CALLS / ranks < OF_A_RANK, functions.begun.most_common(200)
+        assert functions.begun["skyward.client.connections.connected"] < 2 * ranks

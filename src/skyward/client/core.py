@@ -85,7 +85,8 @@ class Core:
         """
         if not late and self.nodes.joining():
             return list(numbers)  # which rank is where is about to change
-        missing = [n for n in numbers if n not in self.nodes.takes_calls()]
+        able = self.nodes.takes_calls()
+        missing = [n for n in numbers if n not in able]
         for node in (self.nodes.all[n] for n in missing):
             starts = node.state in ("opening", "ready") and self._links.connected(node.number)
             if (late and not starts) or overdue or self.nodes.given_up(node.number):
