@@ -224,6 +224,39 @@ def test_what_a_run_has_kept_is_fetched_and_taken_over_here(net: Network) -> Non
     assert "it failed as on the node: ZeroDivisionError" in replayed.stderr
 
 
+def test_its_pool_is_seen_from_here_like_any_other(net: Network, capfd: pytest.CaptureFixture[str]) -> None:
+    waits = """
+    @sky.compute
+    def waits():
+        time.sleep(600)
+
+    print(*(cube(3) @ pool), flush=True)
+    waits() @ pool
+    """
+    file = program(net, waits, options=", name='cubes'")
+    assert submit(file, "--name", "grid").returncode == 0
+    run = Run("grid")
+    until(lambda: "(27, 'h1')" in text_of(run), 120)
+
+    def told(*words: str) -> str:
+        assert main([*words]) == 0
+        return capfd.readouterr().out
+
+    until(lambda: "waits" in told("top", "grid"), 60)
+    (line, note) = [line.split() for line in told("ps").splitlines() if "cubes" in line or "sky attach grid" in line]
+    assert line[:4] == ["cubes", "detached", "SSH", "2"]
+    assert note == ["`sky", "attach", "grid`", "shows", "it"]
+    assert "in waits" in told("stacks", "grid")
+    assert json.loads(told("history", "--json"))["state"] == "open"
+    assert run.stop().over
+    row = json.loads(told("history", "--json"))
+    assert (row["pool"], row["state"], row["calls"]) == ("cubes", "closed", 4)
+    assert "cubes" not in told("ps")
+    (entry,) = run.histories()
+    there = f"{run.folder}/state/history/{entry.id}/events.jsonl"
+    assert entry.path.read_text() == net[0].run(["cat", there], user="root").stdout
+
+
 STEPS = {
     "the files": ("skyward.pool.detached", "_send_files"),
     "the steward": ("skyward.setup.keeper_client", "KeeperClient.hold"),

@@ -9,11 +9,13 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.errors import InvalidArgument
+from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import state_dir, usable
 from skyward.transport.private import is_locked
 
@@ -31,6 +33,7 @@ __all__ = [
     "add_pool_options",
     "chosen",
     "in_bytes",
+    "kept_up",
     "make_pool",
     "pool_names",
     "print_findings",
@@ -170,10 +173,34 @@ def _plain(value: object) -> object:
     return str(value)
 
 
+def copy_histories(pool: str) -> None:
+    """Those of a detached run of this name, if it is on another machine."""
+    from skyward.history import runs
+    from skyward.pool.run_record import KIND
+
+    if any(run.name == pool for run in runs.runs(KIND)):
+        from skyward.pool.run import Run
+
+        Run(pool).copy_histories()
+
+
+def kept_up(entry: Entry) -> AbstractContextManager[None]:
+    """While it is shown, a history that another machine writes grows here, too."""
+    from skyward.pool.run_history import repeated
+
+    return nullcontext() if entry.away is None else repeated(partial(copy_histories, entry.away["run"]))
+
+
 def chosen(name: str | None) -> Entry:
     from skyward.history.store import entries, find  # the completion of a shell needs neither
 
     if name is not None:
+        try:
+            copy_histories(name)
+        except (SkywardError, OSError):
+            with suppress(InvalidArgument):  # as it was last seen
+                return find(name)
+            raise
         return find(name)
     known = entries()
     if not known:

@@ -67,10 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from skyward.cli.cost import gather, rows, total
     from skyward.errors import InvalidArgument
+    from skyward.pool.run import copy_histories
 
     if not 1 <= arguments.days <= 400:
         raise InvalidArgument(f"--days {arguments.days}: give a number from 1 to 400; older costs are not kept.")
     first = date.today() - timedelta(days=arguments.days - 1)
+    copy_histories()
     spending = gather(datetime(first.year, first.month, first.day).timestamp())
     found = rows(spending.charges, arguments.by or "pool and day", first)
     if arguments.json:

@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     from skyward.history.failed_calls import kept
     from skyward.history.history import read
     from skyward.history.store import entries
+    from skyward.pool.run import copy_histories
 
+    copy_histories()
     rows: list[dict[str, Any]] = []
     costs: dict[str, str] = {}
     for entry in entries()[: arguments.limit]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command, add_json, print_pieces
@@ -45,7 +46,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from skyward.cli.common import chosen
+    from skyward.cli.common import chosen, kept_up
     from skyward.errors import InvalidArgument
     from skyward.history import runs
     from skyward.history.history import read
@@ -60,15 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         known = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
         raise InvalidArgument(f"pool {entry.pool} has no node {arguments.node}: it has {known}.")
     tail = Tail(entry.path)
-    try:
+    with kept_up(entry), suppress(KeyboardInterrupt):
         while True:
             running = entry.running
             over = _print(tail.read(), arguments, entry)
             if over or not arguments.follow or not running:
                 return 0
             time.sleep(_PAUSE)
-    except KeyboardInterrupt:
-        return 130
+    return 130
 
 
 def _print_run(arguments: argparse.Namespace) -> int:

@@ -70,6 +70,10 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from skyward.pool.run import copy_histories
+
+    if not arguments.here:
+        copy_histories()
     here = of_this_computer()
     found, kept, code = ([], [], 0) if arguments.here else _asked(arguments)
     rows = merged(*here, found, time.time())
@@ -245,10 +249,10 @@ def _told(summary: Summary) -> Row:
 
 
 def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
-    calls = history.calls()
+    calls, away = history.calls(), entry.away
     return Row(
         pool=entry.pool,
-        state=state,
+        state=state if away is None else "detached",
         provider=history.provider,
         nodes=history.nodes,
         running=sum(call.outcome == "running" for call in calls),
@@ -258,8 +262,10 @@ def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
         hourly=None if history.priced or history.state == "opening" else 0.0,
         began=entry.began,
         program=str(entry.about.get("program", "")),
-        pid=entry.about.get("pid"),
-        host=socket.gethostname(),
+        pid=entry.about.get("pid") if away is None else None,
+        host=socket.gethostname() if away is None else "",
+        machines="" if away is None else away["machines"],
+        notes=() if away is None else (f"`sky attach {away['run']}` shows it",),
     )
 
 

@@ -15,8 +15,9 @@ def add(commands: Any) -> None:
         commands,
         "stacks",
         "show the line every running body is at",
-        "Shows the line every running body is at, on all nodes of every pool that you have open on this computer. "
-        "Nothing is stopped. Pools of other computers and other users cannot be seen.",
+        "Shows the line every running body is at, on all nodes of every pool that you have open on this computer, or "
+        "of detached runs, also elsewhere, whose names are given. Nothing is stopped. Other pools of other computers, "
+        "and those of other users, cannot be seen.",
         ["sky stacks", "sky stacks sweep", "sky stacks 4711           the pools of that process", "sky stacks --json"],
         "exit status: 0 if there was something to show or nothing was named, 1 if no such pool is open, 2 for a wrong "
         "command line.",
@@ -29,11 +30,16 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from skyward.history import runs
     from skyward.machines.ledger import shown
     from skyward.pool.inspect_socket import ask_all
+    from skyward.pool.run import Run
+    from skyward.pool.run_record import KIND
 
     wanted: list[str] = arguments.pools
     answers = [each for each in ask_all() if not wanted or each.pool in wanted or str(each.pid) in wanted]
+    named = {each.name for each in runs.runs(KIND)} & {*wanted} - {each.pool for each in answers}
+    answers += [answer for name in sorted(named) for answer in Run(name).stacks()]
     code = 0 if answers or not wanted else 1
     if arguments.json:
         for answer in answers:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from skyward.events import Event
     from skyward.history.store import Entry
 
-__all__ = ["add", "run"]
+__all__ = ["add", "concerns_view", "run"]
 
 _PAUSE = 0.3
 
@@ -40,13 +40,14 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from skyward.cli.common import chosen
+    from skyward.cli.common import chosen, kept_up
 
     entry = chosen(arguments.pool)
     if not entry.running:
         raise InvalidArgument(f"{entry.pool} is no longer running. `sky view {entry.pool}` shows how it went.")
     if sys.stdout.isatty():
-        return _follow(entry)
+        with kept_up(entry):
+            return _follow(entry)
     _print_once(entry)
     return 0
 
@@ -63,7 +64,7 @@ def _follow(entry: Entry) -> int:
         while True:
             running = entry.running
             for event in tail.read():
-                if _concerns_view(event):
+                if concerns_view(event):
                     (console if isinstance(event, PoolClosed) else take)(event)
                 if isinstance(event, PoolClosed):
                     return 0
@@ -84,7 +85,7 @@ def _print_once(entry: Entry) -> None:
 
     overview = Overview(live=True)
     for event in Tail(entry.path).read():
-        if _concerns_view(event):
+        if concerns_view(event):
             overview.recall(event, event.time)
     encoding = sys.stdout.encoding or "utf-8"
     for row in overview.rows(time.time()) or [[(f"{entry.pool} has just started, or has just ended", "")]]:
@@ -93,7 +94,7 @@ def _print_once(entry: Entry) -> None:
     sys.stdout.flush()
 
 
-def _concerns_view(event: Event) -> bool:
+def concerns_view(event: Event) -> bool:
     """Excludes output, which is for `sky logs`, and the page's address, which is for the opener."""
     from skyward.events import Notice, Output
     from skyward.pool.lifetime import PAGE_NOTICE

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from skyward.cli.common import chosen
+    from skyward.cli.common import chosen, kept_up
     from skyward.view.page.server import PageServer
 
     entry = chosen(arguments.pool)
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         if arguments.open:
             _open(address)
-        threading.Event().wait()
+        with kept_up(entry):
+            threading.Event().wait()
     except KeyboardInterrupt:
         pass
     finally:

@@ -23,6 +23,7 @@ from skyward.events import EndOfCall, Event
 from skyward.history.lines import Skipped, ended_line, line
 from skyward.history.store import FILE, FOLDER, prune
 from skyward.machines.ledger import state_dir
+from skyward.node.run_folder import RUN, RUN_NAME
 from skyward.transport import private
 
 __all__ = ["Recorder", "working_directory"]
@@ -227,4 +228,6 @@ def _header(pool: str, began: float) -> bytes:
         "python": sys.version.split()[0],
         "skyward": __version__,
     }
+    if RUN in os.environ:
+        about |= {"run": os.environ[RUN_NAME], "steward": os.environ[RUN]}
     return json.dumps(about).encode() + b"\n"

@@ -1,6 +1,7 @@
 """Where histories are on this computer, and how long they stay.
 
 <state>/history/<pool>-<date>-<time>-<random>/events.jsonl     0600; locked while the pool's process writes it
+<state>/history/<pool>-<date>-<time>-<random>/away             of a detached run on another machine, until it is over
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from skyward.transport.private import is_locked
 if TYPE_CHECKING:
     from skyward.events import Event
 
-__all__ = ["FAILED", "FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
+__all__ = ["AWAY", "FAILED", "FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
 
 FOLDER = "history"
 FAILED = "failed"
 FILE = "events.jsonl"
+AWAY = "away"
 
 _DAY = 86_400.0
 _KEPT = 30 * _DAY
@@ -46,7 +48,16 @@ class Entry:
 
     @property
     def running(self) -> bool:
-        return is_locked(self.path)
+        return is_locked(self.path) or self.away is not None
+
+    @property
+    def away(self) -> dict[str, Any] | None:
+        """Of which detached run on another machine it is a copy (`pool/run_history.py`), while that may be running."""
+        try:
+            found: dict[str, Any] = json.loads((self.path.parent / AWAY).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if found["until"] > time.time() else None
 
 
 class Tail:
@@ -83,7 +94,7 @@ def find(name: str, root: Path | None = None) -> Entry:
     known = entries(root)
     for matches in (
         [entry for entry in known if entry.id == name],
-        [entry for entry in known if entry.pool == name],
+        [entry for entry in known if name in (entry.pool, entry.about.get("run"))],
         [entry for entry in known if entry.id.startswith(name)],
     ):
         if matches:

@@ -128,6 +128,12 @@ class RunFolder:
     def listing(self) -> dict[str, Any]:
         return listing(self._path)
 
+    def histories(self) -> list[str]:
+        """The folders in state/history."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(os.listdir(os.path.join(self._path, "state", "history")))
+        return []
+
     def remove(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
 
@@ -147,6 +153,8 @@ def main() -> None:
                     content = json.dumps(folder.ask(*rest)).encode()
                 case "listing":
                     content = json.dumps(folder.listing()).encode()
+                case "histories":
+                    content = json.dumps(folder.histories()).encode()
                 case "remove":
                     folder.remove()
                 case _:

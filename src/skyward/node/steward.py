@@ -130,6 +130,11 @@ class _Adoption:
     def __init__(self, order: RunOrder) -> None:
         self._order, self._lock, self._pid = order, threading.Lock(), 0
 
+    @property
+    def pid(self) -> int:
+        """0 if nobody has them."""
+        return self._pid
+
     def ask(self, pid: int, wanted: dict[str, Any], epoch: int) -> dict[str, Any]:
         with self._lock:
             if self._pid and _lives(self._pid):
@@ -393,7 +398,7 @@ class Steward:
                     case "stop":
                         self.stop()
                     case _:
-                        answer["left"] = self._end - self._clock()
+                        answer |= {"left": self._end - self._clock(), "pid": self._adoption.pid}
                 sock.sendall(json.dumps(answer).encode() + b"\n")
                 if pid:
                     file.read()  # until its pool is closed, or it has ended

@@ -220,7 +220,8 @@ def _order(
         wanted=wanted(context),
         placed=fleet.described(),
         head={"name": record.name, "program": program.title, "pool": context.name, "nodes": context.nodes}
-        | {"until": deadline, "provider": context.provider.name, "budget": context.budget, "job": target.get("job")},
+        | {"until": deadline, "provider": context.provider.name, "budget": context.budget, "job": target.get("job")}
+        | {"python": python_of(host), "prices": list(context.prices)},
         notices=f"{wait.__module__}:{wait.__qualname__}" if (wait := context.access.notices) else "",
     )
 

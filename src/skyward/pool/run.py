@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pickle
 import sys
@@ -12,23 +13,28 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.api.compute import Compute
 from skyward.api.shell import PodTarget, SshTarget
 from skyward.errors import HostUnreachable, InvalidArgument, SkywardError
 from skyward.history import runs
+from skyward.history.store import Entry, entries
 from skyward.machines.ledger import histories
 from skyward.node.run_files import Fetched, fetch, pieces
 from skyward.node.run_folder import JOURNAL, OUTPUT, RAISED, RETURNED, RunFolder
 from skyward.pool import run_record
+from skyward.pool.inspect_socket import Answer, ask_all, spent
 from skyward.pool.run_call import Call, packed, raised
+from skyward.pool.run_history import copy
+from skyward.setup.remote_folder import RemoteFolder
 from skyward.transport import journal
 
 if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
 
-__all__ = ["Run", "RunStatus", "attach", "detach", "take_note"]
+__all__ = ["Run", "RunStatus", "attach", "copy_histories", "detach", "take_note"]
 
 _LOOK = 0.2
 _LAST = 2000
@@ -54,6 +60,8 @@ class RunStatus:
     """How often its program was started again."""
     not_copied: str = ""
     """Why its files were not copied to `results=`, if they should have been."""
+    spent: float | None = None
+    """Dollars that its machines have cost; None if that is not known."""
 
     @property
     def over(self) -> bool:
@@ -66,6 +74,8 @@ class Run:
     def __init__(self, name: str) -> None:
         self.name, self._record = name, run_record.find(name)
         self._reached: RunFolder | None = None
+        self.receipt: object = None
+        """What rented machines have cost, if this process has let them go; or what it could not."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name} {self.status.stage}>"
@@ -73,7 +83,7 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """Its program, pool and provider, as they were submitted."""
-        return self._record.facts["submitted"]
+        return self._record.facts.get("submitted", {})
 
     @property
     def limit(self) -> str:
@@ -113,10 +123,14 @@ class Run:
             self._record.end = asdict(found)
         return found
 
-    def bring_home(self) -> object:
-        """Once it is over: copies what rented or joined machines have of it, and lets them go; the receipt, if any."""
-        if not self._fleeting or self._record.end is not None or not self.status.over:
-            return None
+    def bring_home(self) -> None:
+        """Once it is over: copies what rented or joined machines have of it, and lets them go."""
+        if self._fleeting and self._record.end is None and self.status.over:
+            self.receipt = self._bring_home()
+        with suppress(SkywardError, OSError):  # they stay as they were last seen
+            self.copy_histories()
+
+    def _bring_home(self) -> object:
         from skyward.machines.reaper import down, renting_providers
 
         with open(self._record.path / "home", "ab") as held:
@@ -134,12 +148,38 @@ class Run:
         outcomes = down(renting_providers(), [self._machines], really=True)
         return next((outcome.receipt or outcome.why for outcome in outcomes), None)
 
+    def copy_histories(self) -> None:
+        """What `sky view`, `sky ps` and others show of its pools, if these are on another machine."""
+        if self._target is None or self._record.whole:
+            return
+        status = self.status
+        away = {"run": self.name, "until": status.until or 0.0, "machines": self._machines or ""}
+        copy(self._folder, away, status.over)
+        self._record.whole = status.over
+
+    def histories(self) -> list[Entry]:
+        """Of its pools, on this computer, the last one first."""
+        socket = self._record.facts.get("handed", {}).get("socket")
+        return [entry for entry in entries() if socket and entry.about.get("steward") == socket]
+
+    def stacks(self) -> list[Answer]:
+        """Where the bodies of its pool are."""
+        pid = (self._ask({"do": "status"}) or {}).get("pid")
+        folder = self._folder
+        if not pid or not isinstance(folder, RemoteFolder):
+            return [answer for answer in ask_all() if answer.pid == pid]
+        lines = folder.sky("stacks", "--json", str(pid)).splitlines()
+        return [Answer(**json.loads(line)) for line in lines]
+
     def _status(self) -> RunStatus:
         facts = self._journal()
         first = {fact["fact"]: fact for fact in reversed(facts)}
         last = {fact["fact"]: fact for fact in facts}
         began, until = first.get("started", {}).get("time"), last.get("head", {}).get("until")
         made = partial(RunStatus, began=began, until=until, restarts=sum(f["fact"] == "restarted" for f in facts))
+        made = partial(
+            made, spent=spent(last.get("head", {}).get("prices", ()), last.get("ended", {}).get("time", time.time()))
+        )
         if "ended" in last:
             why, code, when = last["ended"]["why"], last["ended"]["code"], last["ended"]["time"]
             stages: dict[str, Stage] = {"stop": "stopped", "deadline": "expired"}
@@ -281,7 +321,6 @@ class Run:
 
 
 def _reached(handed: Mapping[str, Any], target: Mapping[str, Any], record: Path) -> RunFolder:
-    from skyward.setup.remote_folder import RemoteFolder
     from skyward.setup.ssh.shell import SshShell
 
     place = handed["python"], handed["folder"], handed["socket"]
@@ -330,10 +369,30 @@ def take_note(name: str, host: str) -> None:
     record.write("submitted", pool=head["pool"], program=head["program"], provider=head["provider"])
     left = head["until"] - time.time()
     way |= {"job": head["job"]} if head.get("job") else {}
-    place = {"folder": folder, "socket": head["socket"], "python": "", "results": head.get("results", "")}
+    place = {
+        "folder": folder,
+        "socket": head["socket"],
+        "python": head.get("python", ""),
+        "results": head.get("results", ""),
+    }
     record.write("handed", **place, target=way, left=left)
     record.write("running")
     record.close()
+
+
+def copy_histories(within: float = 5.0) -> None:
+    """Of all runs on other machines; those that cannot be reached so soon stay as they were last seen."""
+
+    def look(name: str) -> None:
+        with suppress(SkywardError, OSError):
+            Run(name).copy_histories()
+
+    deadline = time.monotonic() + within
+    threads = [Thread(target=look, args=(run.name,), daemon=True) for run in runs.runs(run_record.KIND)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def attach(name: str) -> Run:

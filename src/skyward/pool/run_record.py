@@ -3,6 +3,7 @@
 <state>/runs/<name>/journal     facts: run, open, submitted, handed, running; locked while it is submitted
 <state>/runs/<name>/seen        how many bytes of its output `sky attach` has shown
 <state>/runs/<name>/end         how it ended, once that was seen, if its node 0 is another machine
+<state>/runs/<name>/whole       then the histories of its pools are on this computer to their ends
 <state>/runs/<name>/folder      the run's folder (node/run_folder.py), if its node 0 is this computer
 """
 
@@ -27,7 +28,7 @@ __all__ = ["JOIN", "KIND", "RunRecord", "check_free", "create", "find", "free_na
 KIND = "detached"
 JOIN = "join"
 """The way back to a machine that has joined, by `setup/joined/door.py`."""
-_SEEN, _END = "seen", "end"
+_SEEN, _END, _WHOLE = "seen", "end", "whole"
 
 
 class RunRecord:
@@ -50,6 +51,14 @@ class RunRecord:
     @end.setter
     def end(self, status: dict[str, Any]) -> None:
         self._keep(_END, status)
+
+    @property
+    def whole(self) -> bool:
+        return bool(self._kept(_WHOLE))
+
+    @whole.setter
+    def whole(self, value: bool) -> None:
+        self._keep(_WHOLE, value)
 
     def _kept(self, name: str) -> Any:
         try:

@@ -82,8 +82,22 @@ class RemoteFolder(RunFolder):
         listed: dict[str, Any] = json.loads(self._asked("listing"))
         return listed
 
+    def histories(self) -> list[str]:
+        names: list[str] = json.loads(self._asked("histories"))
+        return names
+
     def remove(self) -> None:
         self._asked("remove")
+
+    def sky(self, *words: str) -> bytes:
+        """What this command prints there, with the run's own Skyward."""
+        with tempfile.TemporaryFile() as errors:
+            process = self._shell.start(self._way([self._python, "-P", "-m", "skyward", *words]), self._env, errors)
+            assert process.stdout is not None
+            try:
+                return process.stdout.read()
+            finally:
+                end_program(process, _LOGIN)
 
     def _asked(self, word: str, *rest: Any) -> bytes:
         line = json.dumps([word, *self._place, *rest]).encode() + b"\n"
