@@ -21,6 +21,7 @@ from skyward.pool.run import Run
 from skyward.transport.journal import content, read
 from tests.support.detached_runs import PROGRAM, elsewhere, program, submit, text_of  # noqa: F401 - a fixture
 from tests.support.leftovers import leftover_processes
+from tests.support.programs import load_program
 from tests.support.waiting import until
 
 
@@ -192,6 +193,27 @@ def test_a_run_whose_steward_is_killed_is_lost_and_nothing_of_it_stays() -> None
     os.kill(int(steward.partition(":")[0]), signal.SIGKILL)
     until(lambda: run.status.stage == "lost")
     until(lambda: not leftover_processes(), 120)
+
+
+def test_on_a_terminal_one_attaches_to_the_output_and_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = load_program(Path(__file__).parents[2] / "docs" / "record_view.py")
+    for name in ("CI", "TF_BUILD", "TEAMCITY_VERSION", "JENKINS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    file = program("print('ready', flush=True)\npool.map(lambda _: time.sleep(600), range(2))")
+    Path(file).write_text(Path(file).read_text().replace(", history=False", ", name='lambdas'"))
+    assert submit(file, "--name", "grid").returncode == 0
+    screen, stops = recorder.Screen(100, 24), list[threading.Thread]()
+
+    def look(data: bytes, terminal: int) -> None:
+        lines = screen.text()
+        if not stops and "ready" in lines and any(line.startswith("●  node-1") and "lambda" in line for line in lines):
+            stops.append(threading.Thread(target=Run("grid").stop))
+            stops[0].start()
+
+    code = recorder.play([sys.executable, "-m", "skyward", "attach", "grid"], screen, look)
+    stops[0].join()
+    assert code == Run("grid").status.code == 143
+    assert screen.everything() == ["ready", "sky: grid is over: stopped, exit status 143."]
 
 
 STEPS = {

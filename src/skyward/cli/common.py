@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import shutil
 import sys
@@ -212,9 +213,13 @@ def chosen(name: str | None) -> Entry:
 
 def print_pieces(found: Run, pieces: Iterable[bytes], seen: int | None = None) -> None:
     """Of a detached run's output; with `seen` it remembers how much of it was printed."""
+    text = codecs.getincrementaldecoder(sys.stdout.encoding or "utf-8")("replace")
     for piece in pieces:
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        if sys.stdout is sys.__stdout__:
+            sys.stdout.buffer.write(piece)
+        else:
+            sys.stdout.write(text.decode(piece))  # above the live view
+        sys.stdout.flush()
         if seen is not None:
             seen += len(piece)
             found.seen = max(found.seen, seen)

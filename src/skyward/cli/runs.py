@@ -20,13 +20,15 @@ def add(commands: Any) -> None:
         commands,
         "runs",
         "list runs, or remove what they have kept",
-        "Lists the runs of this computer, the one that was written to last first: detached runs with their state, and "
-        "the results that `resume=` has kept under a name. `sky runs drop` removes runs with all that they have kept.",
+        "Lists the runs of this computer, the one that was written to last first: detached runs, with where they run, "
+        "since when, until when at the latest, what their machines have cost, and their state; and the results that "
+        "`resume=` has kept under a name. `sky runs drop` removes runs with all that they have kept.",
         ["sky runs", "sky runs --json", "sky runs drop grid-1"],
         "exit status: 0, also if there is none; 1 if a run that is named is not known or in use; 2 for a wrong "
         "command line.",
         shape="one object per line: name, kind, began, changed (seconds since 1970), size (bytes), results (how many "
-        "are kept), in_use, stage (of a detached run: running, finished, failed, ..., not reached), until.",
+        "are kept), in_use; of a detached run also stage (running, finished, failed, ..., not reached), where (the "
+        "provider), started, until (when it ends at the latest), spent (dollars; null if not known).",
     )
     parser.add_argument("action", nargs="?", choices=("drop",), help="drop: remove the runs that are named")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the name of a run")
@@ -62,11 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     elif not rows:
         print("no run has kept anything on this computer")
     else:
-        print("\n".join(table([("run", "kind", "results", "size", "changed", ""), *map(_shown, rows)], right=_RIGHT)))
+        print("\n".join(table([_HEAD, *map(_shown, rows)], right=_RIGHT)))
     return 0
 
 
-_RIGHT = ("results", "size")
+_HEAD = ("run", "kind", "where", "started", "until", "spent", "results", "size", "changed", "")
+_RIGHT = ("results", "size", "spent")
 
 
 def _row(found: Kept) -> dict[str, Any]:
@@ -88,16 +91,26 @@ def _of_detached(found: Kept) -> dict[str, Any]:
     from skyward.pool.run import Run
     from skyward.pool.run_record import KIND
 
+    known: dict[str, Any] = dict.fromkeys(("stage", "where", "started", "until", "spent"))
     if found.kind != KIND:
-        return {"stage": None, "until": None}
+        return known
+    run = Run(found.name)
+    known["where"] = run.about.get("provider")
     try:
-        status = Run(found.name).status
+        status = run.status
     except SkywardError:  # `sky attach` says more
-        return {"stage": "not reached", "until": None}
-    return {"stage": status.stage, "until": None if status.over else status.until}
+        return {**known, "stage": "not reached"}
+    until = None if status.over else status.until
+    return {**known, "stage": status.stage, "started": status.began, "until": until, "spent": status.spent}
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"]))
+    started, until, changed = (_when(row[name]) for name in ("started", "until", "changed"))
+    spent = f"${row['spent']:,.2f}" if row["spent"] else ""
     stage = row["stage"] or ("in use" if row["in_use"] else "")
-    return row["name"], row["kind"], str(row["results"]), in_bytes(row["size"]), when, stage
+    of_run = row["name"], row["kind"], row["where"] or "", started, until, spent
+    return (*of_run, str(row["results"] or ""), in_bytes(row["size"]), changed, stage)
+
+
+def _when(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%b %d %H:%M", time.localtime(seconds))

@@ -29,9 +29,12 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from skyward.pool.run import Run
 
-    status = Run(arguments.name).stop()
+    run = Run(arguments.name)
+    status = run.stop()
     if arguments.json:
         print_json({"name": arguments.name, "stage": status.stage, "code": status.code})
     else:
         print(f"{arguments.name} is over: {status.stage}.")
+        if run.receipt is not None:
+            print(run.receipt)
     return 0
