@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,34 @@ def test_a_stream_that_is_left_lets_go_of_the_run(pool: sky.ComputePool, counted
     assert pool.map(same, range(50), resume="left") == list(range(50))
 
 
-def test_generators_and_kept_results_are_refused(pool: sky.ComputePool, counted: Callable[[], list[str]]) -> None:
+def test_an_object_that_was_put_counts_by_its_content(
+    pool: sky.ComputePool, counted: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "counted")
+
+    @sky.compute
+    def entry(table: list[int], x: int) -> int:
+        with open(path, "a") as file:
+            file.write(f"{x}\n")
+        return table[x]
+
+    def lookup(x: int, table: list[int]) -> int:
+        return entry.fn(table, x)
+
+    for _ in range(2):
+        table, other = pool.put([5, 6, 7]), pool.put([5, 6, 8])
+        assert sky.gather(entry(table, 1), entry(other, 1), entry(table, 2), resume="put") >> pool == (6, 6, 7)
+        assert pool.map(partial(lookup, table=table), range(2), resume="partial") == [5, 6]
+    assert counted() == ["0", "1", "1", "1", "2"]
+    with pytest.raises(sky.SkywardError, match=r"another version of \S*lookup"):
+        pool.map(partial(lookup, table=other), range(2), resume="partial")
+
+
+def test_generators_and_kept_results_are_refused(
+    pool: sky.ComputePool, counted: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "counted")
+
     @sky.compute
     def numbers(x: int) -> Iterator[int]:
         yield x
@@ -221,9 +249,10 @@ def test_generators_and_kept_results_are_refused(pool: sky.ComputePool, counted:
     with pytest.raises(sky.SkywardError, match="is a generator"):
         pool.map(numbers, [1], resume="refused")
     with pytest.raises(sky.SkywardError, match="goes with the pool"):
-        _ = sky.gather(square("x", 1).keep(), resume="refused") >> pool
-    with pytest.raises(sky.SkywardError, match="is a Ref"):
-        _ = sky.gather(square("x", pool.put(1)), resume="refused") >> pool
+        _ = sky.gather(square(path, 1).keep(), resume="refused") >> pool
+    kept = square(path, 1).keep() >> pool
+    with pytest.raises(sky.SkywardError, match="is a Ref to a result that stays on its node"):
+        _ = sky.gather(square(path, kept), resume="refused") >> pool
     assert not runs.runs()
 
 

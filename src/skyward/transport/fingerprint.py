@@ -209,7 +209,7 @@ class Fingerprints:
         del self._open[id(value)]
         content = _hashed(tag, *(sorted(contents) if type(value) in (set, frozenset) else contents))
         below = [(path[depth:], each) for path, each in self._definitions[start:]]
-        large = tensors.is_plain(value) and getattr(value, "nbytes", 0) >= blobs.LARGE
+        large = _kind(value) is Ref or (tensors.is_plain(value) and getattr(value, "nbytes", 0) >= blobs.LARGE)
         (self._large if large else self._known)[id(value)] = _Known(content, below, (value, parts))
         return content
 
@@ -225,7 +225,12 @@ class Fingerprints:
         if kind is bytearray or kind is pickle.PickleBuffer:
             return tag + blobs.digest(value if kind is bytearray else value.raw()).encode(), []
         if isinstance(value, Ref):
-            raise self._unstable("is a Ref, to an object that goes with its pool")
+            ref = cast("Ref[Any]", value)
+            if ref.kept is not None or ref.inner:
+                raise self._unstable(
+                    "is a Ref to a result that stays on its node, or to an object with other Refs in it"
+                )
+            return b"put", [("", ref.get())]
         if isinstance(value, Iterator):
             raise self._unstable("is an iterator, which can be read once")
         if isinstance(value, FunctionType | type):
