@@ -13,6 +13,7 @@ from skyward.client.files import Answers, Push, Transfers
 from skyward.errors import TransferError
 from skyward.node.blob_cache import BlobCache
 from skyward.node.files import NodeFiles
+from skyward.node.protocol import FileOrder
 from skyward.transport.blobs import Blob, Store
 
 
@@ -30,7 +31,7 @@ class FarEnd:
         self._transfers = Transfers(lambda node, messages: self._ordered(messages))
         self._lost, self._paths, self.sent = lost, list[tuple[str, str]](), list[str]()
 
-    def ask_files(self, node: int, order: dict[str, Any]) -> Answers:
+    def ask_files(self, node: int, order: FileOrder) -> Answers:
         return self._transfers.ask(node, order)
 
     def load_blob(self, node: int, name: str, blob: Blob) -> None:

@@ -18,7 +18,7 @@ def test_a_list_of_files_comes_in_pages_that_are_short_also_where_names_are_long
     names = {f"{number}-{'n' * 200}" for number in range(10)}
     for name in names:
         (tmp_path / name).touch()
-    scan = NodeFiles(cast("Any", None), lambda: None, lambda message, buffers: None)._scan
-    pages = [answer["entries"] for answer, _ in scan({"path": str(tmp_path)})]
+    scan = NodeFiles(cast("Any", None), lambda: None, lambda message: None)._scan
+    pages = [answer["entries"] for answer, _ in scan({"do": "scan", "path": str(tmp_path)})]
     assert {entry[0] for page in pages for entry in page} == {"", *names}
     assert max(sum(len(entry[0]) for entry in page) for page in pages) < 1000

@@ -170,6 +170,34 @@ def test_a_sender_can_make_the_tests_of_its_receiver() -> None:
         check(Well(id="a", parts=[{"name": "x", "size": 10}], buffers=[b""]))
 
 
+class Walk(TypedDict):
+    do: Literal["walk", "run"]
+    steps: int
+
+
+class Sleep(TypedDict):
+    do: Literal["sleep"]
+
+
+class Act(Message):
+    order: Walk | Sleep
+
+
+def test_one_of_several_objects_is_chosen_by_its_literal() -> None:
+    for order in ({"do": "walk", "steps": 3}, {"do": "run", "steps": 0}, {"do": "sleep"}):
+        assert decoder(Act)(["act", order, 0], []).order == order
+    with pytest.raises(Malformed, match="the field steps of 'walk' cannot be -1"):
+        decoder(Act)(["act", {"do": "run", "steps": -1}, 0], [])
+    with pytest.raises(Malformed, match="'walk' without steps"):
+        decoder(Act)(["act", {"do": "walk"}, 0], [])
+
+
+@pytest.mark.parametrize("order", [{}, {"do": "fly"}, {"do": []}, {"steps": 1}, [], None, "sleep"])
+def test_an_object_with_the_literal_of_none_is_refused(order: Any) -> None:
+    with pytest.raises(Malformed, match="the field order of 'act' cannot be"):
+        decoder(Act)(["act", order, 0], [])
+
+
 def test_a_method_that_handles_a_class_handles_its_subclasses() -> None:
     class Ends(Direction):
         Well = Well

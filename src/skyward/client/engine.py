@@ -56,7 +56,7 @@ from skyward.client.futures import Deferred
 from skyward.client.settings import Machines, PoolSettings
 from skyward.client.uploads import Uploads, feed
 from skyward.errors import BootstrapError, PoolClosed, SkywardError
-from skyward.node.protocol import AgentToClient, ClientToAgent, Forget, Returned, Run
+from skyward.node.protocol import AgentToClient, ClientToAgent, FileOrder, Forget, Returned, Run
 from skyward.transport import blobs
 from skyward.transport.codec import Message, Receiver, handles
 from skyward.transport.exceptions import rebuilding
@@ -628,7 +628,7 @@ class Engine:
             self._check_open()
             return {node.number: node.gone for node in self._core.nodes.present}
 
-    def ask_files(self, node: int, order: dict[str, Any]) -> Answers:
+    def ask_files(self, node: int, order: FileOrder) -> Answers:
         with self._lock:
             self._check_open()
             if gone := self._core.nodes.all[node].gone:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from skyward.api.spec import Transfer
 from skyward.client.gather import GroupCounter
 from skyward.errors import InvalidArgument, PoolClosed, SkywardError, TransferError
-from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer
+from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer, FileEntries, FileOrder, FileRead, FileWrite
 from skyward.transport.codec import Message, handles
 from skyward.transport.frames import Malformed
 from skyward.transport.trees import MOST_ENTRIES, Changed, Entry, Reader, Writer, checked_entries, scan
@@ -73,7 +73,7 @@ class _Segment(NamedTuple):
 class _Piece(NamedTuple):
     name: str
     size: int
-    asked: list[tuple[int, dict[str, Any], Answers]]
+    asked: list[tuple[int, FileWrite, Answers]]
     behind: set[int]
 
 
@@ -121,7 +121,7 @@ class Push:
             asked.append([])
             for at in range(0, len(entries), _BATCH):
                 batch = [list(entry) for entry in entries[at : at + _BATCH]]
-                order = {"do": "compare", "root": there, "entries": batch}
+                order: FileEntries = {"do": "compare", "root": there, "entries": batch}
                 asked[-1].append((len(batch), self._engine.ask_files(node, order)))
         return [[at for count, answers in batches for at in _have(answers, count)] for batches in asked]
 
@@ -140,14 +140,14 @@ class Push:
         self._under_way.append(piece)
         for node, known in zip(self._nodes, have, strict=True):
             wanted = [
-                [list(entries[part.file]), part.offset, part.start, part.length]
+                (list[Any](entries[part.file]), part.offset, part.start, part.length)
                 for part in segments
                 if (at := known[part.file]) is not None
                 and (part.offset + part.length > at or part.offset + part.length == entries[part.file].size)
             ]
             if wanted:
-                place = [blob[0] if self._local else name, blob[1]]
-                order = {"do": "write", "root": there, "blob": place if name else None, "segments": wanted}
+                place = (blob[0] if self._local else name, blob[1]) if name else None
+                order: FileWrite = {"do": "write", "root": there, "blob": place, "segments": wanted}
                 if name:
                     self._engine.load_blob(node, name, blob)
                 piece.asked.append((node, order, self._engine.ask_files(node, order)))
@@ -352,8 +352,8 @@ class Pull:
         return Transfer(len(wanted), size, len(files) - len(wanted), tuple(left_out))
 
     def _ask(self, there: str, parts: list[_Wanted]) -> None:
-        pieces = [[part.name, part.offset, part.length] for part in parts]
-        order = {"do": "read", "root": there, "pieces": pieces}
+        pieces = [(part.name, part.offset, part.length) for part in parts]
+        order: FileRead = {"do": "read", "root": there, "pieces": pieces}
         self._under_way.append((parts, self._engine.ask_files(self._node, order)))
 
     def _settle(self, writer: Writer, tell: Callable[[int], None]) -> None:
@@ -446,7 +446,7 @@ class Transfers:
         self._closed = False
         self.pushing = threading.Lock()  # two at once could write the same file
 
-    def ask(self, node: int, order: dict[str, Any]) -> Answers:
+    def ask(self, node: int, order: FileOrder) -> Answers:
         number, answers = next(self._numbers), Answers(node, path_of(order))
         self._open[number] = answers
         if self._closed:  # looked at after it is open: `close` may be called at any moment, without the engine's lock
@@ -481,8 +481,8 @@ class Transfers:
         answers.put((answer, message.buffers))
 
 
-def path_of(order: dict[str, Any]) -> str:
-    return str(order.get("path") or order.get("root") or "")
+def path_of(order: FileOrder) -> str:
+    return order.get("path") or order.get("root") or ""
 
 
 def node_lost(node: int, path: str, reason: str) -> TransferError:

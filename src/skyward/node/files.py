@@ -11,8 +11,19 @@ from contextlib import closing
 from typing import Any
 
 from skyward.node.blob_cache import BlobCache
-from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer, FileError
-from skyward.transport.codec import Message, handles, is_count
+from skyward.node.protocol import (
+    AgentToClient,
+    ClientToAgent,
+    FileAnswer,
+    FileDrop,
+    FileEntries,
+    FileError,
+    FileOrder,
+    FilePath,
+    FileRead,
+    FileWrite,
+)
+from skyward.transport.codec import Message, handles
 from skyward.transport.frames import Buffer, Malformed
 
 __all__ = ["NodeFiles"]
@@ -31,18 +42,9 @@ class NodeFiles:
     def __init__(self, cache: BlobCache, wake: Callable[[], None], tell: Callable[[Message], None]) -> None:
         self._cache, self._wake, self._tell = cache, wake, tell
         self.cwd = os.sep
-        self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[int, FileOrder]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._acts: dict[str, Callable[[dict[str, Any]], Iterable[Answer]]] = {
-            "scan": self._scan,
-            "look": self._look,
-            "compare": self._compare,
-            "write": self._write,
-            "finish": self._finish,
-            "read": self._read,
-            "drop": self._drop,
-        }
 
     def poll(self) -> None:
         while not self._answers.empty():
@@ -77,23 +79,34 @@ class NodeFiles:
         self._answers.put((request, answer))
         self._wake()
 
-    def _do(self, order: dict[str, Any]) -> Iterable[Answer]:
-        act = self._acts.get(str(order.get("do")))
-        if act is None:
-            raise Malformed(f"{str(order.get('do'))[:80]!r} is nothing that is done with files")
-        return act(order)
+    def _do(self, order: FileOrder) -> Iterable[Answer]:
+        match order["do"]:
+            case "scan":
+                return self._scan(order)
+            case "look":
+                return self._look(order)
+            case "compare":
+                return self._compare(order)
+            case "write":
+                return self._write(order)
+            case "finish":
+                return self._finish(order)
+            case "read":
+                return self._read(order)
+            case "drop":
+                return self._drop(order)
 
     def _at(self, path: str) -> str:
         return os.path.join(self.cwd, os.path.expanduser(path))
 
-    def _look(self, order: dict[str, Any]) -> Iterable[Answer]:
+    def _look(self, order: FilePath) -> Iterable[Answer]:
         return [({"folder": os.path.isdir(self._at(order["path"]))}, [])]
 
-    def _drop(self, order: dict[str, Any]) -> Iterable[Answer]:
-        self._cache.discard([str(name) for name in order["blobs"]])
+    def _drop(self, order: FileDrop) -> Iterable[Answer]:
+        self._cache.discard(order["blobs"])
         return [({}, [])]
 
-    def _scan(self, order: dict[str, Any]) -> Iterator[Answer]:
+    def _scan(self, order: FilePath) -> Iterator[Answer]:
         from skyward.transport.trees import scan
 
         path = self._at(order["path"])
@@ -109,7 +122,7 @@ class NodeFiles:
                 page, length = [], 0
         yield {"entries": page, "root": root, "folder": root == os.path.realpath(path), "left_out": left_out[:100]}, []
 
-    def _compare(self, order: dict[str, Any]) -> Iterable[Answer]:
+    def _compare(self, order: FileEntries) -> Iterable[Answer]:
         from skyward.transport.trees import Writer, checked_entries
 
         found: list[int | None] = []
@@ -122,7 +135,7 @@ class NodeFiles:
                     writer.forget_parts(entry)
         return [({"have": found}, [])]
 
-    def _write(self, order: dict[str, Any]) -> Iterable[Answer]:
+    def _write(self, order: FileWrite) -> Iterable[Answer]:
         from skyward.transport.trees import Writer, checked_entries
 
         blob, segments = order["blob"], order["segments"]
@@ -133,35 +146,33 @@ class NodeFiles:
         try:
             with open(path, "rb", buffering=0) as file, closing(Writer(self._at(order["root"]))) as writer:
                 for entry, (_, offset, start, length) in zip(entries, segments, strict=True):
-                    if not (is_count(offset) and is_count(start) and is_count(length)):
-                        raise Malformed("a piece of a file without its place")
                     writer.write(entry, offset, os.pread(file.fileno(), length, start) if length else b"")
         finally:
             if blob is not None and not self._cache.shared:
                 self._cache.drop([blob[0]])
         return [({}, [])]
 
-    def _blob(self, blob: Any) -> str | None:
+    def _blob(self, blob: tuple[str, int]) -> str | None:
         name, _ = blob
         if self._cache.shared:
-            return str(name)
+            return name
         self._cache.take({"": blob})
-        path = self._cache.awaited(str(name), _PATIENCE)
+        path = self._cache.awaited(name, _PATIENCE)
         if path is None:
             self._cache.drop([name])
         return path
 
-    def _finish(self, order: dict[str, Any]) -> Iterable[Answer]:
+    def _finish(self, order: FileEntries) -> Iterable[Answer]:
         from skyward.transport.trees import Writer, checked_entries
 
         with closing(Writer(self._at(order["root"]))) as writer:
             writer.finish(checked_entries(order["entries"]))
         return [({}, [])]
 
-    def _read(self, order: dict[str, Any]) -> Iterable[Answer]:
+    def _read(self, order: FileRead) -> Iterable[Answer]:
         from skyward.transport.trees import Reader
 
-        pieces: list[list[Any]] = order["pieces"]
+        pieces = order["pieces"]
         told: list[list[int]] = []
         parts: list[bytes] = []
         if sum(length for _, _, length in pieces) > _LARGEST_READ:

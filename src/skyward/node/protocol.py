@@ -18,7 +18,8 @@ from skyward.transport.frames import Malformed
 # fmt: off
 __all__ = [
     "NO_BLOBS", "AgentToClient", "AgentToRunner", "Blobs", "Body", "Cancelled", "ClientToAgent", "Close",
-    "CodeFrames", "Crashed", "Exited", "Facts", "FileAnswer", "FileError", "Files", "Forget", "GangStopped",
+    "CodeFrames", "Crashed", "Exited", "Facts", "FileAnswer", "FileDrop", "FileEntries", "FileError",
+    "FileOrder", "FilePath", "FileRead", "FileWrite", "Files", "Forget", "GangStopped",
     "Grant", "Header", "Info", "InputEnd", "InputItems", "Lost", "NoRoom", "Raised",
     "Recall", "Returned", "Run", "RunnerShare", "RunnerToAgent", "Share",
     "Stalled", "Stopped", "TimedOut", "Verdict", "output_cost",
@@ -67,6 +68,46 @@ class Body(TypedDict):
 
 Number = Annotated[float | None, Within(-MOST, MOST)]
 Gpu = tuple[int, Annotated[str, Length(0, 1000)], Number, Number, Number, Number, Number]
+
+
+class FilePath(TypedDict):
+    """`scan`: what there is, in one or several answers. `look`: whether it is a folder."""
+
+    do: Literal["scan", "look"]
+    path: str
+
+
+class FileEntries(TypedDict):
+    """`compare`: make the folders, and say how much of each file is there. `finish`: all files are there."""
+
+    do: Literal["compare", "finish"]
+    root: str
+    entries: list[list[Any]]
+
+
+class FileWrite(TypedDict):
+    """Segments: entry, where it belongs in the file, where it is in the blob, length."""
+
+    do: Literal["write"]
+    root: str
+    blob: tuple[str, int] | None
+    segments: list[tuple[list[Any], int, int, int]]
+
+
+class FileRead(TypedDict):
+    """Pieces: path, offset, length."""
+
+    do: Literal["read"]
+    root: str
+    pieces: list[tuple[str, int, int]]
+
+
+class FileDrop(TypedDict):
+    do: Literal["drop"]
+    blobs: list[str]
+
+
+FileOrder = FilePath | FileEntries | FileWrite | FileRead | FileDrop
 
 
 class FileError(TypedDict):
@@ -603,12 +644,10 @@ class ClientToAgent(Direction):
         place: tuple[str, int] | None
 
     class Files(Message):
-        """Do something with the node's files (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
-        `write`, `finish`, `read` or `drop`, and what that needs. Each has an answer; `scan` may have several.
-        """
+        """Do something with the node's files (`node/files.py`). Each has an answer."""
 
         request: int
-        order: dict[str, Any]
+        order: FileOrder
 
     class Terms(Message):
         """Everything ends in so many seconds; bodies are told `drain` seconds before."""

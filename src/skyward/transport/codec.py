@@ -56,7 +56,6 @@ __all__ = [
     "fits",
     "halves",
     "handles",
-    "is_count",
     "split",
 ]
 
@@ -209,10 +208,6 @@ def check(message: Message) -> None:
     decoder(type(message))(json.loads(json.dumps(raw)), buffers)
 
 
-def is_count(value: Any) -> bool:
-    return value.__class__ is int and 0 <= value <= _COUNT
-
-
 def kind_of(message: type[Message]) -> str:
     return vars(message)["__kind"] or re.sub(r"(?<=.)(?=[A-Z])", "_", message.__name__).lower()
 
@@ -308,6 +303,7 @@ def _test(hint: Any, value: str, known: dict[str, Any], extras: tuple[Any, ...] 
         return f"fits_{hint.__name__}({value})"
     if origin in (UnionType, Union):
         tests = [_test(part, value, known, extras) for part in parts]
+        tests = [f"{_told_apart(part, value)}{test}" for part, test in zip(parts, tests, strict=True)]
         return " or ".join(f"({test})" for test in tests) if all(tests) else ""
     if origin is Literal:
         return f"{value}.__class__ is str and {value} in {parts!r}"
@@ -334,6 +330,13 @@ def fits(part: Any, given: Any) -> bool:
 
 
 @cache
+def _told_apart(part: Any, value: str) -> str:
+    """What comes before the test of one of several TypedDicts: their literals, since the test itself raises."""
+    literals = [(field, get_args(hint)) for field, hint in _hints(part).items()] if is_typeddict(part) else []
+    tests = [f"{value}.get({field!r}) in {words!r}" for field, words in literals if words and type(words[0]) is str]
+    return " and ".join([f"{value}.__class__ is dict", *tests, ""]) if tests else ""
+
+
 def _fitting(part: Any) -> Callable[[Any], bool]:
     known: dict[str, Any] = {"wrong_field": _wrong_field, "missing": _missing, "inf": math.inf}
     kind, lines = part.__name__.lower(), ["if given.__class__ is not dict:", " return False"]
