@@ -76,6 +76,8 @@ class NodePlaced(Event):
     shell_command: str = ""
     """What gives a shell where ssh is not the way."""
     local: bool = False
+    pod: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The fields of `api.shell.PodTarget`, where it is a pod reached by `kubectl exec`."""
 
 
 @dataclass(frozen=True, slots=True)

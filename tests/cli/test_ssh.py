@@ -13,7 +13,8 @@ import pytest
 
 import skyward as sky
 from skyward import events
-from skyward.api.shell import JoinTarget, SshTarget
+from skyward.api.provider import Machine
+from skyward.api.shell import JoinTarget, PodTarget, SshTarget
 from skyward.cli import main
 from skyward.cli.ssh import chosen_node, ssh_command, target_of
 from skyward.errors import InvalidArgument
@@ -111,6 +112,29 @@ def test_a_history_that_names_an_option_as_its_host_is_refused() -> None:
     for host in ("-oProxyCommand=evil", "a b", "$(evil)", ""):
         with pytest.raises(InvalidArgument):
             target_of({"host": host})
+
+
+def test_a_pod_is_entered_by_kubectl_exec_where_bodies_start(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[events.Event] = []
+    machine = Machine("skyward-a-0-x", pod=PodTarget("skyward-a-0-x", "research", "work"))
+    pool_context(name="lab", emit=seen.append).tell_placed(0, machine, "/w", {"VIRTUAL_ENV": "/env"})
+    recorder.record(seen[0])
+    recorder.flush()
+    assert main(["ssh", "lab", "--json", "--", "ls", "-l"]) == 0
+    command = json.loads(capsys.readouterr().out)["command"]
+    there = command.index("--")
+    where = ["kubectl", "--context=work", "--namespace=research", "exec", "-i", "pod/skyward-a-0-x"]
+    assert command[:there] == [*where, "--container=skyward"]
+    assert command[there:][:3] == ["--", "sh", "-c"]
+    assert command[-5:] == ["sky", "/w", "/env", "ls", "-l"]
+
+
+def test_a_history_that_names_an_option_as_a_namespace_is_refused(recorder: Recorder) -> None:
+    recorder.record(placed(0, "a", pod={"pod": "a", "namespace": "--token=x"}))
+    recorder.flush()
+    assert main(["ssh", "lab", "--print"]) == 1
 
 
 def test_where_ssh_is_not_the_way_it_says_what_to_do_instead(

@@ -14,7 +14,9 @@ from skyward.history.lines import line, parsed
 _EVENTS = (
     events.PoolOpening("p", 4, "AWS", "gpu"),
     events.NodePhase("p", None, "asking for machines"),
-    events.NodePlaced("p", 1, "gpu1", "/work", "/env", {"host": "gpu1", "port": 22, "config": True}, "srun", False),
+    events.NodePlaced(
+        "p", 1, "gpu1", "/work", "/env", {"host": "gpu1", "port": 22, "config": True}, "srun", False, {"pod": "a"}
+    ),
     events.PoolOpened("p", 4, 8, 1.5),
     events.PoolCost("p", 3.2),
     events.QueueLength("p", 12),

@@ -88,7 +88,8 @@ class PoolContext:
         ssh = asdict(machine.ssh) if machine is not None and machine.ssh is not None else {}
         command = "" if machine is None else machine.shell_command
         where = name, directory, env.get("VIRTUAL_ENV", "")
-        self.emit(events.NodePlaced(self.name, node, *where, ssh, command, machine is None))
+        pod = asdict(machine.pod) if machine is not None and machine.pod is not None else {}
+        self.emit(events.NodePlaced(self.name, node, *where, ssh, command, machine is None, pod))
 
     def report(self, text: str, node: int | None = None) -> None:
         self.emit(events.NodePhase(self.name, node, hide(text)))

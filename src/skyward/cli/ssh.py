@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skyward.events import NodePlaced
     from skyward.history.store import Entry
 
-__all__ = ["add", "chosen_node", "run", "ssh_command", "target_of"]
+__all__ = ["add", "chosen_node", "pod_command", "run", "ssh_command", "target_of"]
 
 _LOGIN = 15.0
 _WRITTEN = 2.0  # seconds in which what has just happened is in the history
@@ -40,7 +40,8 @@ def add(commands: Any) -> None:
         "Opens a shell on a node of a pool that is open on this computer, with the pool's own user, port, key, host "
         "keys and route. It starts in the directory in which bodies start, with their Python first on the PATH; "
         "variables of sky.Image(env=...) are not set. With a COMMAND after -- it runs that instead; a single word with "
-        "spaces in it is run by the shell there. It runs OpenSSH; for a node of this computer, your own shell.",
+        "spaces in it is run by the shell there. It runs OpenSSH; for a pod `kubectl exec`; for a node of this "
+        "computer, your own shell.",
         [
             "sky ssh",
             "sky ssh sweep 1",
@@ -71,11 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     place = chosen_node(entry.pool, _placed(entry), arguments.node)
     rest = list(arguments.rest)
     words = ["sh", "-c", rest[0]] if len(rest) == 1 and " " in rest[0].strip() else rest
+    terminal, target = sys.stdin.isatty() and sys.stdout.isatty(), None
     if place.local:
-        command, target = [*words] or [os.environ.get("SHELL") or "sh"], None
+        command = [*words] or [os.environ.get("SHELL") or "sh"]
     elif place.ssh:
         target = target_of(place.ssh)
-        command = ssh_command(target, place, words, sys.stdin.isatty() and sys.stdout.isatty())
+        command = ssh_command(target, place, words, terminal)
+    elif place.pod:
+        command = pod_command(place, words, terminal)
     else:
         raise _no_ssh(entry.pool, place)
     if arguments.json:
@@ -109,6 +113,18 @@ def ssh_command(target: SshTarget, place: NodePlaced, words: Sequence[str], term
     first = ["-t", "-o", "EscapeChar=~"] if terminal else ["-T"]
     line = remote_line(["sh", "-c", _THERE, "sky", place.directory, place.environment, *words])
     return ["ssh", *first, *options(target, _LOGIN), "-S", "none", "--", target.host, line]
+
+
+def pod_command(place: NodePlaced, words: Sequence[str], terminal: bool) -> list[str]:
+    from skyward.api.shell import PodTarget
+    from skyward.setup.kubectl import Kubectl
+    from skyward.setup.pods import CONTAINER
+
+    known = {field.name: place.pod[field.name] for field in fields(PodTarget) if field.name in place.pod}
+    target = PodTarget(**known)
+    where = "-it" if terminal else "-i", f"pod/{target.pod}", f"--container={CONTAINER}"
+    there = "sh", "-c", _THERE, "sky", place.directory, place.environment
+    return Kubectl(target.namespace, target.context).words("exec", *where, "--", *there, *words)
 
 
 def target_of(found: Mapping[str, Any]) -> SshTarget:
@@ -156,15 +172,15 @@ def _become(command: Sequence[str], place: NodePlaced, target: SshTarget | None)
     from skyward.api.secret import ssh_environment
     from skyward.setup.ssh.connection import would_send
 
-    if target is None:
-        env = dict(os.environ)
+    env = dict(os.environ)
+    if place.local:
         if place.environment:
             env |= {"VIRTUAL_ENV": place.environment, "PATH": f"{place.environment}/bin:{env.get('PATH', os.defpath)}"}
         try:
             os.chdir(place.directory)
         except OSError as exc:
             print(f"sky: {place.directory}: {exc.strerror}; the shell starts here instead.", file=sys.stderr)
-    else:
+    elif target is not None:
         kept = would_send(target)
         env = {k: v for k, v in ssh_environment(os.environ, target.proxy_logins).items() if k not in kept}
     sys.stdout.flush()
@@ -172,6 +188,7 @@ def _become(command: Sequence[str], place: NodePlaced, target: SshTarget | None)
     try:
         os.execvpe(command[0], list(command), env)
     except FileNotFoundError:
-        what = "there is no ssh program on this computer. Install the OpenSSH client" if target else "no such program"
+        missing = "there is no such program on this computer. Install "
+        what = "no such program" if place.local else missing + ("the OpenSSH client" if target else "kubectl")
         print(f"sky: {command[0]}: {what}.", file=sys.stderr)
         return 127

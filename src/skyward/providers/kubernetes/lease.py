@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from skyward.setup.kubectl import Kubectl, KubernetesRefused
 if TYPE_CHECKING:
     from skyward.setup.joined.arrivals import Arrivals
 
-__all__ = ["PodLease", "PodMachine", "end", "listed"]
+__all__ = ["PodLease", "end", "listed"]
 
 log = logging.getLogger("skyward.kubernetes")
 
@@ -35,14 +35,6 @@ _ENDING, _REPORTED = 180.0, 10.0
 _UNPULLED = 90.0  # an image that is not pulled for so long will not be
 _PULLING = "Check sky.Kubernetes(image=...), and whether the cluster may pull it: imagePullSecrets in template=."
 _CERTAIN = 2.0  # what a lost call may have made is there by then
-
-
-@dataclass(frozen=True)
-class PodMachine(JoinedMachine):
-    @property
-    def shell_command(self) -> str:
-        pod, shell = self.pod, ("--", "sh")
-        return " ".join(Kubectl(pod.namespace, pod.context).words("exec", "-it", pod.pod, *shell)) if pod else ""
 
 
 def listed(kubectl: Kubectl, pool: str | None = None) -> tuple[list[JobState], list[PodState]]:
@@ -73,7 +65,7 @@ class PodLease(Lease):
             with self._lock_pods:
                 self._awaited -= count
 
-    def wait(self, count: int, timeout: float, report: Report, least: int | None = None) -> Sequence[PodMachine]:
+    def wait(self, count: int, timeout: float, report: Report, least: int | None = None) -> Sequence[JoinedMachine]:
         """`count` running pods, or after `timeout` seconds `least`; an error says what they wait for."""
         deadline, waiting, unpulled = time.monotonic() + timeout, Waiting(timeout, report), 0.0
         for pause in pauses():
@@ -103,11 +95,11 @@ class PodLease(Lease):
         no_job = "" if jobs else f"the Job {self._name} does not exist any more: somebody has deleted it"
         ended = {pod.name: pod.ended for pod in pods}
 
-        def reason(machine: PodMachine) -> str:
+        def reason(machine: JoinedMachine) -> str:
             left = self.arrivals.gone(machine.joined.place) if self.arrivals and machine.joined else ""
             return no_job or ended.get(machine.id, f"pod {machine.id} does not exist any more") or left
 
-        return [replace(m, left=reason(m)) if isinstance(m, PodMachine) and not m.left else m for m in machines]
+        return [replace(m, left=reason(m)) if isinstance(m, JoinedMachine) and not m.left else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         """Ends single pods: the one with the highest number by shrinking the Job, so that none replaces it."""
@@ -168,11 +160,11 @@ class PodLease(Lease):
                 size = jobs[0].count + count - coming
                 self._change("changing the size of the Job", completions=size, parallelism=size)
 
-    def _machine(self, pod: PodState) -> PodMachine:
+    def _machine(self, pod: PodState) -> JoinedMachine:
         target = PodTarget(pod.name, self._kubectl.namespace, self._kubectl.context)
-        return PodMachine(pod.name, pod.address, pod=target)
+        return JoinedMachine(pod.name, pod.address, pod=target)
 
-    def _joined(self, count: int, deadline: float, report: Report, least: int | None) -> list[PodMachine]:
+    def _joined(self, count: int, deadline: float, report: Report, least: int | None) -> list[JoinedMachine]:
         """Running pods that have connected to us, under their own name."""
         assert self.arrivals is not None
 
@@ -180,7 +172,7 @@ class PodLease(Lease):
             self._pods(report)  # raises if no others will come
 
         machines = self.arrivals.wait(self.arrivals.vacant(count), deadline, report, failed, least)
-        made = [PodMachine(m.joined.name, joined=m.joined) for m in machines if m.joined is not None]
+        made = [JoinedMachine(m.joined.name, joined=m.joined) for m in machines if m.joined is not None]
         with self._lock_pods:
             self._given.update(machine.id for machine in made)
         return made
