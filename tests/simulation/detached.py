@@ -1,16 +1,20 @@
-"""Detached runs by seed, in a time of their own: the real table, terms, steward, adoption and keeper's rules.
+"""Detached runs by seed, in a time of their own: real hand-over, table, terms, steward, adoption and keeper's rules.
 
 Simulated are sockets, processes and the clock. A seed determines how long programs run and how they end, when they open
-their pool, and the faults: agents that restart, nodes that cannot be reached, links that are silent, processes of an
-earlier start that greet again, words that come late, stewards that are killed.
+their pool, and the faults: submissions that are cut after any step, agents that restart, nodes that cannot be reached,
+links that are silent, processes of an earlier start that greet again, words that come late, stewards that are killed,
+programs that are killed while they keep what they return.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import random
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,17 +23,55 @@ import pytest
 from skyward.node import keeper as keeper_module
 from skyward.node import steward as steward_module
 from skyward.node.orders import RunOrder
+from skyward.node.run_folder import FOLDER, RESULTS, RETURNED
 from skyward.node.run_table import Action, Event, Run
 from skyward.node.steward import Leases, Steward, _Adoption
 from skyward.node.terms import Terms, TermsPage
+from skyward.pool import detached, run_call
 
 __all__ = ["Broken", "World", "simulate"]
 
 LEASE, GO_WITHIN, GRACE = 60.0, 60.0, 10.0
+RESULT = b"what the function returned"
 
 
 class Broken(AssertionError):
     """What a seed has shown to be wrong."""
+
+
+class Killed(BaseException):
+    """A process ends at this moment."""
+
+
+class Disk:
+    """`os` for a program that is killed while it writes: what is not yet on disk is cut off."""
+
+    def __init__(self, folder: str, kill: int) -> None:
+        self.environ, self._steps, self._unsynced = {FOLDER: folder}, itertools.count(), dict[int, str]()
+        self._kill = kill
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: Any, flags: int, mode: int = 0o777) -> int:
+        self._step()
+        fd = os.open(path, flags, mode)
+        self._unsynced[fd] = str(path)
+        return fd
+
+    def fsync(self, fd: int) -> None:
+        self._step()
+        os.fsync(fd)
+        self._unsynced.pop(fd, None)
+        self._step()
+
+    def cut(self) -> None:
+        for path in self._unsynced.values():
+            os.truncate(path, len(RESULT) // 2)
+
+    def _step(self) -> None:
+        if next(self._steps) == self._kill:
+            raise Killed
 
 
 class Machine:
@@ -80,7 +122,7 @@ class SimSteward(Steward):
         self._run, self._epoch = Run(restarts=order.restarts), 0
         self._end, self._since = world.now + order.left, world.now
         self._hold, self._closing = order.hold, order.grace + 5
-        self._journal: Any = SimpleNamespace(append=world.journal.append)
+        self._journal: Any = SimpleNamespace(append=world.note)
         self._output: Any = SimpleNamespace(settle=lambda: None, make_room=lambda: None, end=lambda: None, size=0)
         self._leases = Leases([agent["node"] for agent in order.agents], world)
         self._adoption = _Adoption(order)
@@ -99,8 +141,10 @@ class SimSteward(Steward):
 
 
 class World:
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+    def __init__(self, seed: int, folder: str) -> None:
+        self.chance, self.folder = random.Random(seed), folder
+        os.makedirs(os.path.join(folder, RESULTS))
+        self.guarded, self.released, self.told_go = True, 0.0, False  # by the watchdog of whoever submits
         self.now, self._count = 1000.0, itertools.count()
         self._acts: list[tuple[float, int, Callable[[], None]]] = []
         self.journal: list[dict[str, Any]] = []
@@ -114,7 +158,7 @@ class World:
         nodes = [{"node": number, "place": []} for number in range(len(self.places))]
         empty: dict[str, Any] = {"env": {}, "wanted": {"nodes": 1}, "placed": {}, "head": {}, "identity": None}
         order = RunOrder(
-            folder="/nowhere",
+            folder=folder,
             program="",
             socket="",
             argv=[],
@@ -137,13 +181,8 @@ class World:
         heapq.heappush(self._acts, (self.now + seconds, next(self._count), act))
 
     def run(self) -> None:
-        steward = self.steward
-        assert steward is not None
-        steward._raise_epoch()
-        steward._renew()
         self.began = self.now
-        if self.chance.random() < 0.85:
-            self.after(self.chance.uniform(0, 50), lambda: self.event(Event("go")))
+        self.submit()
         self.after(1.0, self.sample)
         self.after(LEASE / 8, self.renew)
         for _ in range(self.chance.randint(0, 6)):
@@ -156,8 +195,55 @@ class World:
         if any(machine.alive for machine in self.machines):
             raise Broken("a machine lives beyond lease and deadline")
 
+    # submission
+
+    def submit(self) -> None:
+        """It may be killed before and after each step, and be slow to say `go`."""
+        cut = self.chance.choice((*range(8), *[8] * 24))
+        steps, steward = itertools.count(), self.steward
+        assert steward is not None
+
+        def step(act: Callable[[], object]) -> Callable[..., str]:
+            def stepped(*_: Any) -> str:
+                for each in (act, bool):
+                    if next(steps) == cut:
+                        raise Killed
+                    each()
+                return ""
+
+            return stepped
+
+        def hold() -> None:
+            steward._raise_epoch()
+            steward._renew()
+
+        def release() -> None:
+            self.guarded, self.released = False, self.now
+
+        def go() -> None:
+            self.told_go = True
+            if self.guarded:
+                raise Broken("the program is started while the watchdog would end its machines")
+            self.after(self.chance.uniform(0, 55), lambda: self.event(Event("go")))
+
+        keeper: Any = SimpleNamespace(hold=step(hold), go=step(go))
+        order: Any = steward._order
+        try:
+            detached.hand_over(keeper, order, step(bool), step(release))  # type: ignore[arg-type]
+        except Killed:
+            if self.guarded:
+                self.after(self.chance.uniform(0, 20), self.watchdog)
+
+    def watchdog(self) -> None:
+        """Ends what its client has left."""
+        for machine in self.machines:
+            machine.keeper._ending = True
+
     def sample(self) -> None:
         steward = self.steward
+        abandoned = not self.guarded and not self.told_go and self.now > self.released + GO_WITHIN + LEASE + 5
+        if abandoned and any(machine.alive for machine in self.machines):
+            raise Broken("nobody has the machines of a submission that was cut")
         working = steward is not None and steward._run.state == "running" and self.now < steward._end - GRACE - 10
         for number, machine in enumerate(self.machines):
             killed = machine.keeper._ending
@@ -228,7 +314,8 @@ class World:
             self.after(self.chance.uniform(1, 100), lambda: self.close(pid, pools))
         else:
             code = self.chance.choice((0, 0, 1))
-            self.after(self.chance.uniform(0, 200), lambda: self.exit(pid, code))
+            end = self.exit if code else self.returns
+            self.after(self.chance.uniform(0, 200), lambda: end(pid, code))
 
     def close(self, pid: int, pools: int) -> None:
         """`bye` to every agent, and the pool's connection to the steward ends."""
@@ -242,6 +329,24 @@ class World:
                 self.machines[number].restart(agent, 0)
         self.steward._adoption.release(pid)
         self.after(self.chance.uniform(0, 90), lambda: self.program(pid, pools - 1))
+
+    def returns(self, pid: int, code: int) -> None:
+        """Keeps what it returns, unless an earlier start has; it may be killed meanwhile."""
+        disk: Any = Disk(self.folder, self.chance.choice((0, 1, 2, 9, 9)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_call, "os", disk)
+            try:
+                if pid in self.pids and not run_call._file(RETURNED).exists():
+                    run_call._keep(RETURNED, RESULT)
+            except Killed:
+                disk.cut()
+                code = 137
+        self.exit(pid, code)
+
+    def note(self, fact: dict[str, Any]) -> None:
+        self.journal.append(fact)
+        if fact.get("result") and Path(self.folder, RETURNED).read_bytes() != RESULT:
+            raise Broken("a result is told that is not on disk")
 
     def exit(self, pid: int, code: int) -> None:
         if pid in self.pids:
@@ -324,14 +429,15 @@ def simulate(seeds: Sequence[int]) -> dict[int, str]:
     """What is wrong, by seed."""
     found: dict[int, str] = {}
     worlds: list[World] = []
+    folders = tempfile.TemporaryDirectory(prefix="skyward-simulated-")
     clock = SimpleNamespace(monotonic=lambda: worlds[-1].now if worlds else 1000.0, sleep=lambda seconds: None)
-    with pytest.MonkeyPatch.context() as patch:
+    with folders as top, pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeper_module, "time", clock)
         for module, name in ((keeper_module, "_say"), (steward_module, "say")):
             patch.setattr(module, name, lambda message: None)
         patch.setattr(steward_module, "_lives", lambda pid: pid in worlds[-1].pids)
         for seed in seeds:
-            world = World(seed)
+            world = World(seed, os.path.join(top, str(seed)))
             worlds.append(world)
             try:
                 world.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from skyward.node import keeper, steward
 from skyward.node.terms import Terms, TermsSlot
+from skyward.pool import detached, run_call
 from tests.simulation.detached import simulate
 
 SEEDS = 200
@@ -52,6 +54,20 @@ def _older_counts(self: Terms, other: Terms) -> Terms:
     )
 
 
+def _go_before_release(keeper: Any, order: Any, note: Any, release: Any) -> None:
+    keeper.hold(order, 0.0)
+    note()
+    keeper.go(0.0)
+    release()
+
+
+def _told_before_rename(name: str, content: bytes) -> None:
+    with open(run_call.os.open(run_call._file(name), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        run_call.os.fsync(file.fileno())
+
+
 MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "hearing is written without its maximum": (
         Terms,
@@ -70,6 +86,8 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         ),
     ),
     "an epoch of an earlier start is let in": (Terms, "is_stale", lambda self, epoch: False),
+    "the program is started before its machines are released": (detached, "hand_over", _go_before_release),
+    "a result has its name before it is whole": (run_call, "_write", _told_before_rename),
     "the end is not told": (
         steward.Leases,
         "tell",

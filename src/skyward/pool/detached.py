@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
     from skyward.setup.fleet import Fleet
 
-__all__ = ["AtEnd", "Program", "submit"]
+__all__ = ["AtEnd", "Program", "hand_over", "submit"]
 
 _ANSWER = 60.0
 _GO_WITHIN = 60.0
@@ -150,8 +150,6 @@ def _submit(
         order = replace(order, results=at_end.results or "", hold_copied=copied)
         keeper = host.keeper
         assert isinstance(keeper, KeeperClient)
-        if why := keeper.hold(order, time.monotonic() + _ANSWER):
-            raise BootstrapError("handing the run over", f"{keeper.shell.name} cannot take it: {why}.")
         place = {"folder": order.folder, "socket": order.socket, "python": python_of(host)}
         if target is None and host.machine is not None and host.machine.ssh is not None:
             target = asdict(host.machine.ssh)
@@ -159,14 +157,28 @@ def _submit(
         limit = f"the time limit of job {target['job'][0]}" if target and "job" in target and deadline == sooner else ""
         handed = {"target": target, "directory": keeper.directory, "left": order.left, "machines": machines}
         kept = {"results": order.results, "hold": copied if order.results else hold}
-        record.write("handed", **place, **handed, **kept, limit=limit)
-        lease.hand_over(record.name, deadline)
-        watchdog.drop(MACHINES)
-        fleet.let_go()
-        handing.set()
-        if why := keeper.go(time.monotonic() + _ANSWER):
-            raise BootstrapError("starting the run's program", f"{why}.")
+
+        def note() -> None:
+            record.write("handed", **place, **handed, **kept, limit=limit)
+            lease.hand_over(record.name, deadline)
+
+        def release() -> None:
+            watchdog.drop(MACHINES)
+            fleet.let_go()
+            handing.set()
+
+        hand_over(keeper, order, note, release)
         record.write("running")
+
+
+def hand_over(keeper: KeeperClient, order: RunOrder, note: Callable[[], None], release: Callable[[], None]) -> None:
+    """The watchdog has the machines until `release`; then the steward, which ends them unless `go` comes."""
+    if why := keeper.hold(order, time.monotonic() + _ANSWER):
+        raise BootstrapError("handing the run over", f"{keeper.shell.name} cannot take it: {why}.")
+    note()
+    release()
+    if why := keeper.go(time.monotonic() + _ANSWER):
+        raise BootstrapError("starting the run's program", f"{why}.")
 
 
 def _look_up(context: PoolContext, fleet: Fleet, program: Program) -> None:
