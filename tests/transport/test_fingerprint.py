@@ -442,6 +442,36 @@ def test_wrappers_of_packages_count_by_what_they_wrap() -> None:
         assert version(module(source.format_map({**plain, name: 2})).f) != first, name
 
 
+def test_a_decorator_made_with_wrapt_counts_as_what_it_decorates_does() -> None:
+    pytest.importorskip("wrapt")
+    source = (
+        "import wrapt\n@wrapt.decorator\ndef more(fn, instance, args, kwargs): return fn(*args, **kwargs) + {a}\n"
+        "@more\ndef helper(x): return x + {b}\ndef f(x): return helper(x)"
+    )
+    found = {version(module(source.format(a=a, b=b)).f) for a, b in ((1, 1), (2, 1), (1, 2), (1, 1))}
+    assert len(found) == 3
+
+
+def test_an_object_that_has_every_attribute_is_no_wrapper() -> None:
+    class Lazy:
+        """As the values of dask.delayed."""
+
+        def __call__(self) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return Lazy()
+
+        def __reduce__(self) -> Any:
+            return Lazy, ()
+
+    Lazy.__module__ = "numpy"  # of a package
+    made = module("def f(x): return lazy")
+    vars(made)["lazy"] = Lazy()
+    assert version(made.f) == version(made.f)
+
+
 def test_an_attribute_with_the_address_of_its_function_is_no_part_of_the_version() -> None:
     source = "def f(x): return x\nf.scale = {0}\nf.wrapper_id = id(f)"  # as torch.compile does
     first = version(module(source.format(1)).f)

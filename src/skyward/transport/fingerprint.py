@@ -233,13 +233,17 @@ class Fingerprints:
             return b"put", [("", ref.get())]
         if isinstance(value, Iterator):
             raise self._unstable("is an iterator, which can be read once")
-        if isinstance(value, FunctionType | type):
+        if issubclass(kind, FunctionType | type):  # isinstance believes what proxies say
             return self._of_environment(value)
         if isinstance(value, ModuleType):
             return b"module " + value.__name__.encode(), []
         if isinstance(value, CodeType):
             return bytecode.digest(value)[0], []
-        held = _HELD.get(kind) or (("py_func",) if self._is_wrapper(value, "py_func") else ())  # of numba
+        held = _HELD.get(kind, ())
+        if self._is_wrapper(value, "py_func") and isinstance(value.py_func, FunctionType):  # of numba
+            held = ("py_func",)
+        elif hasattr(kind, "_self_wrapper"):  # of wrapt
+            held = ("__wrapped__", "_self_wrapper")
         if held:
             return tag, [(f".{name}", getattr(value, name)) for name in held]
         if kind.__module__.startswith("jaxlib") and self._is_wrapper(value, "__wrapped__"):
@@ -282,9 +286,9 @@ class Fingerprints:
     # definitions: functions, classes and modules of the user's
 
     def _is_definition(self, value: Any) -> bool:
-        if isinstance(value, FunctionType):
+        if _kind(value) is FunctionType:
             return self._is_users(value.__globals__.get("__name__"))
-        if isinstance(value, type):
+        if issubclass(_kind(value), type):
             return bool(value.__flags__ & _HEAP) and self._is_users(value.__module__)
         return isinstance(value, ModuleType) and self._is_users(value.__name__)
 
