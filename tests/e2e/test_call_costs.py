@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import json
+import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 
 import skyward as sky
+from tests.support.waiting import until
 
 CALLS = 200
 ONE_BY_ONE = 175  # functions of Skyward that run here for a call that is waited for; 155 to 160 when this was written
@@ -26,6 +31,7 @@ ON_ITS_NODE = 80  # functions of any module that run in the main thread of its p
 OF_A_VALUE_THERE = 15  # more of them for such a value; up to 6
 OF_A_CLASS = 100  # more there for an object whose class only this computer has; 75
 CHUNK_THERE = 95  # and for a chunk of a map; 78
+IN_ITS_AGENT = 165  # functions of any module that run in the agent between them; 145
 
 
 class Functions:
@@ -245,3 +251,47 @@ def test_a_rank_of_a_broadcast_costs_the_same_however_many_there_are(functions: 
         ranks = CALLS // nodes * nodes
         assert functions.during(broadcasts) * CALLS / ranks < OF_A_RANK, functions.begun.most_common(200)
         assert functions.begun["skyward.client.connections.connected"] < 2 * ranks
+
+
+# Imported by every interpreter of a pool: SIGUSR2 begins to count, and the next one writes the counts down.
+COUNT = """
+import json, os, signal, sys
+from collections import Counter
+
+begun = Counter()
+
+def count(frame, event, _):
+    if event == "call":
+        begun[f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"] += 1
+
+def toggle(*_):
+    path = os.path.join(os.environ["SKYWARD_WATCH"], f"{os.getpid()}")
+    if sys.getprofile() is not None:
+        sys.setprofile(None)
+        path += ".json"
+    with open(path + ".part", "w") as file:
+        json.dump(begun, file)
+    os.rename(path + ".part", path)
+    if not path.endswith(".json"):
+        begun.clear()
+        sys.setprofile(count)
+
+signal.signal(signal.SIGUSR2, toggle)
+"""
+
+
+def test_a_call_runs_few_functions_in_the_agent_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(COUNT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("SKYWARD_WATCH", str(tmp_path))
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        assert nothing() >> pool is None
+        agent = next(p for p in psutil.Process().children(recursive=True) if p.name() == "skyward-agent")
+        agent.send_signal(signal.SIGUSR2)
+        until((tmp_path / f"{agent.pid}").exists)
+        for number in range(CALLS):
+            assert nothing(number) >> pool is None
+        agent.send_signal(signal.SIGUSR2)
+        until((tmp_path / f"{agent.pid}.json").exists)
+        begun: Counter[str] = Counter(json.loads((tmp_path / f"{agent.pid}.json").read_text()))
+    assert sum(count for name, count in begun.items() if "usage" not in name) / CALLS < IN_ITS_AGENT, begun
