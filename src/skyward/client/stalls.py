@@ -65,14 +65,14 @@ class Rank:
         return self.stack is not None and self.cpu is not None and self.cpu < _IDLE_SHARE and not self.entered
 
     @property
-    def stands_in(self) -> Collective | None:
+    def innermost_collective(self) -> Collective | None:
         """Where a device computes, it may not be waiting for other ranks."""
         return find(self.stack.frames, self.helpers) if self.stack is not None else None
 
     @property
     def collective(self) -> str | None:
         """The one in which it can only be waiting for other ranks."""
-        found = self.stands_in
+        found = self.innermost_collective
         return found.name if found is not None and (found.certain or not self.accelerators) else None
 
 
@@ -91,7 +91,7 @@ def sentence(name: str, ranks: Sequence[Rank]) -> str:
     places: dict[str, list[int]] = {}
     for rank in ranks:
         if not rank.returned:
-            places.setdefault(_standing(rank), []).append(rank.rank)
+            places.setdefault(_where(rank), []).append(rank.rank)
     parts += [f"{_listed(numbers, 'stands', 'stand')} {where}" for where, numbers in places.items()]
     return f"{name}: {', '.join(parts)}. {cause(ranks)}".rstrip()
 
@@ -132,10 +132,10 @@ def stacks(ranks: Sequence[Rank]) -> Stacks:
     )
 
 
-def _standing(rank: Rank) -> str:
+def _where(rank: Rank) -> str:
     if rank.stack is None:
         return "where its node does not say"
-    found = rank.stands_in
+    found = rank.innermost_collective
     place = rank.stack.place
     at = f"{place.short}:{place.line}" if place is not None else "an unknown place"
     where = f"in {found.name} ({at})" if found is not None else f"at {at} in {place.function}" if place else f"at {at}"

@@ -49,7 +49,7 @@ from skyward.node.protocol import (
     Verdict,
     output_cost,
 )
-from skyward.node.runners import Ended, Event, Pipe, Printed, RunnerProcess, Runners, Said, Standing, Stream
+from skyward.node.runners import Ended, Event, Pipe, Printed, RunnerProcess, Runners, Said, StackSampler, Stream
 from skyward.node.settings import AgentOrder, Greeting, NodeSettings, RunnerSettings, SetupSettings, system
 from skyward.node.shared.agent_side import Shared
 from skyward.node.terms import Terms, TermsSlot
@@ -107,14 +107,14 @@ class Agent:
         self._calls, self._timers = AgentCalls(), Timers(self._clock)
         self._runners = around.runners(self._selector, fork_server)
         tell: Callable[[Message], None] = lambda message: self._tell(message)  # noqa: E731 - the link is made below
-        standing = Standing(self._calls, self._runners, self._usage, self._timers, tell)
+        sampler = StackSampler(self._calls, self._runners, self._usage, self._timers, tell)
         node, send, timers = greeting.get("node", 0), self._runners.send, self._timers
         self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._calls.slots, self._mark, self._clock)
-        passed = PassedOn(self._calls, blob_cache, self._runners.send_all, self._do, tell)
+        forwarding = Forwarding(self._calls, blob_cache, self._runners.send_all, self._do, tell)
         self._files = NodeFiles(blob_cache, self._wake, tell)
-        owners = (self, passed, standing, self._shared, self._output, self._files)
+        owners = (self, forwarding, sampler, self._shared, self._output, self._files)
         hear_client = Receiver(ClientToAgent, *owners).receive_all
         self._home = ClientLink(self._selector, greeting, hear_client, self._fence, around.token(), self._clock)
         self._tell, self._output.home = self._home.tell, self._home
@@ -123,7 +123,7 @@ class Agent:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).receive_all
+        hear_runner = Receiver(RunnerToAgent, self, sampler, self._shared).receive_all
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
         self._settings: SetupSettings | None = None
         self._hooks: Buffers = ()
@@ -488,7 +488,7 @@ class Agent:
             pass  # full: it will wake anyway
 
 
-class PassedOn:
+class Forwarding:
     def __init__(
         self,
         calls: AgentCalls,

@@ -63,7 +63,7 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-            about: dict[str, Any] = {
+            content: dict[str, Any] = {
                 "logger": record.name[:LONGEST_NAME],
                 "level": record.levelno,
                 "created": record.created,
@@ -72,7 +72,7 @@ class _Forward(logging.Handler):
                 "line": record.lineno,
                 "function": record.funcName or "",
             }
-            if not (_applied.get("records") and write("log", about)) and sys.stderr is not None:
+            if not (_applied.get("records") and write("log", content)) and sys.stderr is not None:
                 sys.stderr.write(f"{record.levelname} {record.name}: {text}\n")
         except Exception:
             self.handleError(record)
@@ -107,14 +107,14 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 }
 
 
-def write(kind: Kind, about: Mapping[str, Any]) -> bool:
+def write(kind: Kind, content: Mapping[str, Any]) -> bool:
     """False if output is redirected."""
     from skyward.node.stdio import CallStream  # the client, which only reads such lines, does without
 
     stream = sys.stderr
     if not isinstance(stream, CallStream) or stream.is_redirected():
         return False
-    stream.write(f"{MARK}{kind} {json.dumps(about)}\n")
+    stream.write(f"{MARK}{kind} {json.dumps(content)}\n")
     return True
 
 
@@ -127,19 +127,19 @@ def parsed(text: str, shown: Callable[[str], str] = str) -> tuple[Kind, dict[str
         found = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    if not all(name in about and type(about[name]) in kinds for name, kinds in fields.items()):
+    content = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if not all(name in content and type(content[name]) in kinds for name, kinds in fields.items()):
         return None
-    metrics: dict[str, Any] = about.get("metrics", {})
+    metrics: dict[str, Any] = content.get("metrics", {})
     if not all(type(value) in _NUMBER for value in metrics.values()):
         return None
-    if any(type(value) is int and abs(value) >= _LARGEST for value in (*about.values(), *metrics.values())):
+    if any(type(value) is int and abs(value) >= _LARGEST for value in (*content.values(), *metrics.values())):
         return None
-    if kind == "log" and not (len(about["logger"]) <= LONGEST_NAME and 0 <= about["created"] < _LAST_YEAR):
+    if kind == "log" and not (len(content["logger"]) <= LONGEST_NAME and 0 <= content["created"] < _LAST_YEAR):
         return None
-    if kind == "warning" and not _are_names(about["kinds"]):
+    if kind == "warning" and not _are_names(content["kinds"]):
         return None
-    return cast(Kind, kind), {name: _shown(about[name], shown) for name in fields}
+    return cast(Kind, kind), {name: _shown(content[name], shown) for name in fields}
 
 
 def readable(text: str) -> str:
@@ -159,9 +159,9 @@ def readable(text: str) -> str:
                 level: int = one[1]["level"]
                 shown.append(f"{logging.getLevelName(level)} {one[1]['logger']}: {one[1]['text']}")
             elif one is not None and one[0] == "warning":
-                about = one[1]
-                kind = about["kinds"][0].rpartition(":")[2]
-                shown.append(f"{about['path']}:{about['line']}: {kind}: {about['text']}")
+                content = one[1]
+                kind = content["kinds"][0].rpartition(":")[2]
+                shown.append(f"{content['path']}:{content['line']}: {kind}: {content['text']}")
     return "\n".join([*shown, begun] if begun else shown)
 
 
@@ -284,12 +284,12 @@ def _show(
         if (found := (category, str(message), filename, lineno)) in _seen or len(_seen) > _MOST_SEEN:
             return
         _seen.add(found)
-    about: dict[str, Any] = {
+    content: dict[str, Any] = {
         "kinds": [_name(kind) for kind in category.__mro__ if issubclass(kind, Warning)][:_MOST_KINDS],
         "text": str(message)[:_MOST],
         "path": filename,
         "line": lineno,
         "source": (linecache.getline(filename, lineno) if line is None else line).strip()[:_MOST],
     }
-    if file is not None or sys.stderr is None or not write("warning", about):
+    if file is not None or sys.stderr is None or not write("warning", content):
         _shown_before(message, category, filename, lineno, file, line)

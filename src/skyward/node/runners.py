@@ -26,7 +26,7 @@ from skyward.node.usage import UsageMeter
 from skyward.transport.codec import Buffers, Message, Raw, Receiver, halves, handles
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, TooLarge, encode, nbytes
 
-__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "Standing", "Stream"]
+__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "StackSampler", "Stream"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -418,12 +418,12 @@ class Runners:
             self._selector.unregister(fileobj)
 
 
-# Where the bodies of a node stand: asked for by the client, found out from outside their processes.
+# Where the bodies of a node are: asked for by the client, found out from outside their processes.
 #
-#     client --where--> Standing --signal, then `facts`--> runners --stacks, facts--> Standing --standing--> client
+#     client --where--> sampler --signal, then `facts`--> runners --stacks, facts--> sampler --standing--> client
 #
 # Nothing happens here until somebody asks. Questions are answered one after the other, and each of them soon: a
-# runner that does not answer is told as such.
+# runner that does not answer is reported as such.
 
 
 _LOOK = 0.02
@@ -431,7 +431,7 @@ _MOST_FRAMES = 12_000  # in one answer, which has to fit into a frame of the lin
 _PATIENCE = 1.0  # for one stack, and for what runners say of themselves
 
 
-class Standing:
+class StackSampler:
     def __init__(
         self,
         calls: AgentCalls,

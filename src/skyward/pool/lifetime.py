@@ -35,9 +35,9 @@ __all__ = [
     "check_threads",
     "drop",
     "end",
-    "hear_of",
     "is_ending",
     "no_core_dumps",
+    "notify_watchers",
     "stopping_pools",
     "watching_pools",
 ]
@@ -266,7 +266,7 @@ def watching_pools(watcher: Callable[[object], None]) -> Generator[None]:
         _watching.remove(watcher)
 
 
-def hear_of(pool: object) -> None:
+def notify_watchers(pool: object) -> None:
     """Stops the program here if pools are not to be opened."""
     for watcher in _watching:
         watcher(pool)

@@ -55,7 +55,7 @@ from skyward.node.shared.names import Collections
 from skyward.pool import lifetime, opening
 from skyward.pool.budget_watch import BudgetWatch, of_budget
 from skyward.pool.failures import keep_failed_calls
-from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, hear_of
+from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, notify_watchers
 from skyward.pool.mistakes import Mistakes, called_like_an_executor, for_awaiting, not_mapped, not_put
 from skyward.pool.opening import (
     Steps,
@@ -314,7 +314,7 @@ class ComputePool(Collections, Mistakes):
     # opening and closing
 
     def __enter__(self) -> ComputePool:
-        hear_of(self)
+        notify_watchers(self)
         self._state.begin_opening(self._allow_nested)
         began = time.monotonic()
         try:
