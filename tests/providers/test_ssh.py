@@ -169,6 +169,6 @@ def test_it_is_a_frozen_value_with_a_short_repr() -> None:
     assert provider == SSH(("gpu1", "gpu2"), user="me", lease=60)
     assert hash(provider) == hash(SSH(("gpu1", "gpu2"), user="me", lease=60))
     assert pickle.loads(pickle.dumps(provider)) == provider
-    assert provider.access == Access(lease=60, ssh_timeout=60.0, network="auto", detaches=True)
+    assert provider.access == Access(lease=60, ssh_timeout=60.0, network="auto", detaches=True, stays=True)
     with pytest.raises(FrozenInstanceError):
         provider.user = "other"  # pyright: ignore[reportAttributeAccessIssue]
