@@ -15,7 +15,7 @@ import pytest
 from skyward.api import info
 from skyward.api.info import InstanceInfo, NetworkInfo, Peer
 from skyward.errors import SkywardError
-from skyward.node.shared import names
+from skyward.node.shared import channel, names
 from skyward.node.shared.channel import Channel
 from skyward.node.shared.state import Answer, SharedState
 from skyward.plugins._ranks import Rendezvous
@@ -64,7 +64,7 @@ class Head:
 
     def _deliver(self, answers: list[Answer]) -> None:
         for name, message, _ in answers:
-            self._channels[name].hear(message, [])
+            self._channels[name].receive(message, [])
 
     def _tick(self) -> None:
         while not self._over.wait(0.01):
@@ -132,6 +132,15 @@ def test_a_rank_whose_head_does_not_come_is_told_so() -> None:
         (each,) = together(hall, at(1, 2, 0.2))
     with pytest.raises(SkywardError, match=r"node 1 waits for node 0.*node 0 did not arrive"):
         each.result()
+
+
+def test_a_head_that_does_not_answer_at_all_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "LATE", 0.1)
+    with head(2) as hall:
+        monkeypatch.setattr(hall, "_hear", lambda name, message: None)
+        (each,) = together(hall, at(1, 2, 0.3))
+        with pytest.raises(SkywardError, match=r"node 1 waits for node 0 to form.*but node 0 did not arrive within"):
+            each.result()
 
 
 def test_a_limit_is_called_as_the_user_calls_it() -> None:

@@ -165,7 +165,8 @@ class Rendezvous:
             try:
                 return self._join(value, max(0.0, left))
             except SharedTimeout as exc:
-                missing: list[int] = exc.args[0]
+                # a text: node 0 has not answered at all
+                missing: list[int] = found if isinstance(found := exc.args[0], list) else [0]
             except SharedLost:  # node 0 cannot be reached, or was restarted
                 missing = [0]
                 time.sleep(_AGAIN)
