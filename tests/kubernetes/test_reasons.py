@@ -10,6 +10,7 @@ import pytest
 
 import skyward as sky
 from skyward.api.spec import Spec
+from skyward.cli import main
 from skyward.errors import BootstrapError, NoOffer, NoPlace, PermissionDenied, SkywardError
 from skyward.machines.ledger import read
 from skyward.providers.kubernetes.manifests import rights
@@ -108,6 +109,19 @@ def test_the_role_of_the_message_is_enough(cluster: Cluster, monkeypatch: pytest
     lease = provider.acquire(Spec(), "reasons", 1, 120, print)
     assert [item.pool for item in provider.find()] == ["reasons"]
     lease.close(print)
+
+
+def test_sky_doctor_looks_at_the_namespace_that_it_is_given(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = cluster.items("jobs")
+    assert main(["doctor", "--kubernetes", "--context", "test", "--namespace", "default"]) == 0
+    assert "would take a pool's Job" in capsys.readouterr().out
+    assert main(["doctor", "--kubernetes", "--namespace", "nowhere"]) == 1
+    assert "there is no namespace nowhere" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["doctor", "--namespace", "default"])
+    assert cluster.items("jobs") == before
 
 
 def test_an_expired_login_says_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

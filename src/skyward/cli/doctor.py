@@ -33,21 +33,26 @@ def add(commands: Any) -> None:
         "check this computer",
         "Checks this computer: Python, ssh, uv, limits, disk space, which logins are found and where, the "
         "settings of this project, and what earlier pools have left. Nothing is changed, and no secret is shown.",
-        ["sky doctor", "sky doctor --json", "sky doctor --kubernetes"],
+        ["sky doctor", "sky doctor --json", "sky doctor --kubernetes", "sky doctor --kubernetes --namespace research"],
         "exit status: 0 if pools can be opened from here, 1 if something is wrong.",
         shape="one list of objects: what, state (ok, warning, problem), text, do (what to do, or empty).",
     )
     parser.add_argument(
         "--kubernetes",
         action="store_true",
-        help="check the cluster that kubectl uses instead: version, your permissions, nodes",
+        help="check the cluster that kubectl uses instead: version, your permissions, whether it takes a Job, nodes",
     )
+    parser.add_argument("--context", metavar="NAME", help="which of kubectl's contexts (default: the current one)")
+    parser.add_argument("--namespace", metavar="NAME", help="which namespace there (default: the context's own)")
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = list(_kubernetes() if arguments.kubernetes else findings(os.environ))
+    where = arguments.context, arguments.namespace
+    if not arguments.kubernetes and any(where):
+        arguments.refuse("--context and --namespace are for --kubernetes.")
+    found = list(_kubernetes(*where) if arguments.kubernetes else findings(os.environ))
     if arguments.json:
         print_json([{"what": f.what, "state": f.state, "text": f.text, "do": f.do} for f in found])
     else:
@@ -152,7 +157,7 @@ def _leftovers(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _found("leftovers", "ok", "none that this computer knows of")
 
 
-def _kubernetes() -> Iterator[Finding]:
+def _kubernetes(context: str | None, namespace: str | None) -> Iterator[Finding]:
     from skyward.api.spec import Spec
     from skyward.errors import SkywardError
     from skyward.providers.kubernetes.provider import Kubernetes, may_execute, minor_version
@@ -161,7 +166,7 @@ def _kubernetes() -> Iterator[Finding]:
     try:
         said = _said(find_kubectl(), "version", "--client") or "it does not run"
         yield _found("kubectl", "ok", f"{said.splitlines()[0]} at {find_kubectl()}")
-        kubectl = Kubectl.find(None, None)
+        kubectl, site = Kubectl.find(context, namespace), Kubernetes(context=context, namespace=namespace)
         where = f"{kubectl.where}, Kubernetes 1.{minor_version(kubectl)}, namespace {kubectl.namespace}"
         yield _found("cluster", "ok", where)
         if may_execute(kubectl):
@@ -169,7 +174,9 @@ def _kubernetes() -> Iterator[Finding]:
         else:
             text = "all but pods/exec: pods would have to connect to this computer"
             yield _found("rights", "warning", text, "Have it allowed, or run your program in a pod")
-        for offer in Kubernetes().offers(Spec(), 1):
+        site.rehearse()
+        yield _found("job", "ok", "the cluster would take a pool's Job")
+        for offer in site.offers(Spec(), 1):
             yield _found("nodes", "ok", offer.name)
     except SkywardError as exc:
         yield _found("cluster", "problem", str(exc))

@@ -162,13 +162,14 @@ class Kubectl:
         """The objects it printed; those of a list one by one."""
         return list(_objects(self.run(action, *words, "-o", "json", data=data)))
 
-    def create(self, action: str, *items: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Unknown fields are refused."""
+    def create(self, action: str, *items: Mapping[str, Any], dry: bool = False) -> list[dict[str, Any]]:
+        """Unknown fields are refused. A `dry` run creates nothing, but the cluster says whether it would."""
         # several as a list, since some versions read no JSON after a `---`
         given = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
         # of what cannot be changed later, kubectl would list the custom resources of the whole cluster to look for it
         strict = json.dumps(all("Review" not in item["kind"] for item in items))
-        return self.read(action, "create", f"--validate={strict}", "-f", "-", data=json.dumps(given).encode())
+        words = "create", f"--validate={strict}", *(["--dry-run=server"] if dry else []), "-f", "-"
+        return self.read(action, *words, data=json.dumps(given).encode())
 
     def _run(self, action: str, words: Sequence[str], data: bytes, timeout: float) -> str:
         # with this option, kubectl does not find the cluster in which it runs

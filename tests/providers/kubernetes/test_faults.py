@@ -164,6 +164,7 @@ def test_sky_doctor_looks_at_the_cluster_and_creates_nothing(
     said = capsys.readouterr().out
     assert "namespace default" in said
     assert "all that a pool needs" in said
+    assert "would take a pool's Job" in said
     assert not server.objects
     server.forbidden = {("create", "jobs"), ("create", "pods/exec")}
     assert main(["doctor", "--kubernetes"]) == 1

@@ -124,7 +124,7 @@ class FakeServer:
             return await self._exec(request)
         kind = _KINDS[version][plural]
         if request.method == "POST":
-            return self._create(version, kind, plural, await request.json())
+            return self._create(version, kind, plural, await request.json(), dry="dryRun" in request.query)
         if name is None:
             await asyncio.sleep(self.delay)
             items = [item for (known, _), item in list(self.objects.items()) if known == plural]
@@ -143,7 +143,7 @@ class FakeServer:
                     del self.objects[key]
         return web.json_response(item)
 
-    def _create(self, version: str, kind: str, plural: str, item: dict[str, Any]) -> web.Response:
+    def _create(self, version: str, kind: str, plural: str, item: dict[str, Any], dry: bool) -> web.Response:
         if kind == "SelfSubjectAccessReview":
             asked = item["spec"]["resourceAttributes"]
             name = "/".join(filter(None, [asked["resource"], asked.get("subresource")]))
@@ -153,6 +153,8 @@ class FakeServer:
         name = item["metadata"]["name"]
         if (plural, name) in self.objects:
             return _refused(409, f'{plural} "{name}" already exists')
+        if dry:
+            return web.json_response({**item, "apiVersion": version, "kind": kind}, status=201)
         for file, content in item.get("stringData", {}).items():
             self._files.mkdir(exist_ok=True)
             (self._files / file).write_text(content)

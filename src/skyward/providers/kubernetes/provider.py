@@ -149,6 +149,12 @@ class Kubernetes(Provider):
             lease.close(lambda text: None)
             raise
 
+    def rehearse(self) -> None:
+        """An error if the cluster would not take a pool's Job; nothing is made."""
+        kubectl, spec = self._kubectl(), Spec()
+        made = job(self._resolved(kubectl, spec), spec, "doctor", 1, False, minor_version(kubectl), {})
+        kubectl.create("asking whether a Job would be accepted", made, dry=True)
+
     def give_back(self, pool: str, report: Report) -> object:
         with given_back(pool) as ledger:
             here = self if ledger is None else self.reopened(ledger.history.metadata)
