@@ -5,6 +5,7 @@ left.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ def end_self(journal: Path, kept: int, number: int) -> None:
 
 
 def main(kept: int, number: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
     journal = Path(os.environ["SKYWARD_STATE"]) / "runs" / "sweep" / "journal"
     with sky.ComputePool(nodes=2, console=False) as pool:
         left: list[int] = []
