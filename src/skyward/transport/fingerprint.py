@@ -38,6 +38,7 @@ _HASHED_FAST = 64 << 10
 _NAMED = 6
 _SHOWN = 12  # steps of a path in a message
 _HEAP = 1 << 9  # of a class: it was made by a class statement, or like one
+_ARGUMENTS = "the arguments of "
 _CHECKED = 3  # items whose content is compared with that of a pickled copy
 _MAIN = frozenset({"__main__", "__mp_main__"})
 _HELD = {  # what cannot be pickled counts by these attributes
@@ -113,7 +114,7 @@ class Fingerprints:
         if isinstance(fn, MethodType):
             fn, args = fn.__func__, (fn.__self__, *args)
         given = (args, ()) if not call.kwargs else _bound(fn, args, call.kwargs)
-        what = f"the arguments of {name}"
+        what = _ARGUMENTS + name
         content = self._content(what, given)
         definitions = {id(each): each for _, each in self._definitions}
         if self._checks and not _is_plain(given):
@@ -171,9 +172,13 @@ class Fingerprints:
         return []
 
     def _unstable(self, reason: str) -> Unstable:
+        what, *way = self._path[:_SHOWN]
+        if what.startswith(_ARGUMENTS) and way[:1] == ["[0]"] and len(way) > 1:
+            what, way = f"argument {way[1].strip('[]')} of {what.removeprefix(_ARGUMENTS)}", way[2:]
+            what += ", at " * bool(way)
         more = "..." if len(self._path) > _SHOWN else ""
         return Unstable(
-            f"{''.join(self._path[:_SHOWN])}{more} {reason}, so a later run of the program could not tell whether it "
+            f"{what}{''.join(way)}{more} {reason}, so a later run of the program could not tell whether it "
             "is the same. Give plain data, make it inside the function, or leave `resume=` out."
         )
 
