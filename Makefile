@@ -68,6 +68,7 @@ docs-serve: docs                 ## the same, shown at http://127.0.0.1:8000 and
 
 pictures: $(VENV)/all.done hosts ## the pictures of the documentation, from real runs in a terminal, a notebook and a browser
 	$(BIN)/python docs/record_view.py
+	$(BIN)/python docs/record_run.py
 	$(BIN)/python docs/record_notebook.py
 	$(BIN)/python docs/record_page.py
 	$(BIN)/python docs/record_site.py

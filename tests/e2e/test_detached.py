@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from textwrap import dedent
+from xml.etree import ElementTree
 
 import pytest
 
@@ -214,6 +215,16 @@ def test_on_a_terminal_one_attaches_to_the_output_and_the_live_view(monkeypatch:
     stops[0].join()
     assert code == Run("grid").status.code == 143
     assert screen.everything() == ["ready", "sky: grid is over: stopped, exit status 143."]
+
+
+def test_the_recording_of_the_guide_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    recorder = load_program(Path(__file__).parents[2] / "docs" / "record_run.py")
+    frames = recorder.record()
+    assert any("node-1" in line for line in frames[1])
+    assert "grid is over: stopped." in frames[-1][-1]
+    drawn = ElementTree.fromstring(recorder.animation(frames, "a run"))
+    assert [child.get("class") for child in drawn][1:] == [f"frame-{number}" for number in range(len(frames))]
 
 
 STEPS = {
