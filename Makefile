@@ -33,13 +33,14 @@ test-lowest: $(VENV)/dev.done hosts ## the core tests with the oldest versions t
 	$(BIN)/uv pip install --quiet --python .venv-lowest --no-deps $$(sed -n '/^dependencies/,/^]/s/^ *"\([a-z]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
 	.venv-lowest/bin/pytest --ignore-glob='*/frameworks' $(CORE)
 
-soak: $(VENV)/all.done hosts     ## what is too long for every day, about 90 minutes on two cores; SOAK=10 runs ten times as much
+soak: $(VENV)/all.done hosts     ## what is too long for every day, about two hours on two cores; SOAK=10 runs ten times as much
 	SKYWARD_SIM_SEEDS=$$((20000 * $(SOAK))) $(BIN)/pytest --timeout=$$((7200 * $(SOAK))) tests/simulation
 	SKYWARD_STRESS_SECONDS=$$((900 * $(SOAK))) $(BIN)/pytest -v --timeout=$$((1800 * $(SOAK))) tests/stress
 	SKYWARD_FUZZ_SECONDS=$$((600 * $(SOAK))) $(BIN)/pytest --timeout=$$((7200 * $(SOAK))) tests/fuzz
 	SKYWARD_FLOOD_MB=$$((1000 * $(SOAK))) $(BIN)/pytest --timeout=$$((3600 * $(SOAK))) tests/e2e/test_output_flood.py
 	SKYWARD_SOAK=$(SOAK) SKYWARD_SOAK_SEEDS=$$((200 * $(SOAK))) $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/ssh/test_kept_results.py tests/providers/aws/test_crashes.py \
 	  tests/e2e/test_leftovers.py tests/e2e/test_detached_submission.py tests/e2e/test_resume.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
+	SKYWARD_SWEEP_SEEDS=$$((50 * $(SOAK))) $(BIN)/pytest tests/ssh/test_detached_sweep.py tests/slurm/test_detached_sweep.py tests/cloud/test_detached_sweep.py
 
 hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package, a browser
 	$(BIN)/python -m tests.support.hosts install
