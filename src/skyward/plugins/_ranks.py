@@ -165,8 +165,7 @@ class Rendezvous:
             try:
                 return self._join(value, max(0.0, left))
             except SharedTimeout as exc:
-                # a text: node 0 has not answered at all
-                missing: list[int] = found if isinstance(found := exc.args[0], list) else [0]
+                missing: list[int] = [0] if isinstance(exc.args[0], str) else exc.args[0]  # 0 has not answered at all
             except SharedLost:  # node 0 cannot be reached, or was restarted
                 missing = [0]
                 time.sleep(_AGAIN)
