@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from skyward.node import processes
-from skyward.node.orders import KeeperToClient, written
+from skyward.node.orders import KeeperToClient, SchedulerOrder, WorkerOrder, written
 from skyward.transport.backoff import backoff
 from skyward.transport.certificates import Identity, context
 from skyward.transport.codec import Message
@@ -92,7 +92,7 @@ def main() -> None:
     asyncio.run(stay_member(order))
 
 
-def _serve(order: dict[str, Any], answer: int) -> None:
+def _serve(order: SchedulerOrder, answer: int) -> None:
     try:
         _configure(order["directory"])
     except ImportError as exc:
@@ -185,7 +185,7 @@ class _Socket(ssl.SSLSocket):
             super().setsockopt(level, *rest)
 
 
-async def run_scheduler(order: dict[str, Any], answer: int) -> None:
+async def run_scheduler(order: SchedulerOrder, answer: int) -> None:
     from distributed import Scheduler
 
     class PoolScheduler(Scheduler):
@@ -199,7 +199,7 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
     await scheduler.finished()
 
 
-async def stay_member(order: dict[str, Any]) -> NoReturn:
+async def stay_member(order: WorkerOrder) -> NoReturn:
     pauses = backoff(*_PAUSES)
     while True:
         try:
@@ -210,7 +210,7 @@ async def stay_member(order: dict[str, Any]) -> NoReturn:
         await asyncio.sleep(next(pauses))
 
 
-async def _join(order: dict[str, Any]) -> None:
+async def _join(order: WorkerOrder) -> None:
     worker = _worker(order)
     try:
         await worker
@@ -220,7 +220,7 @@ async def _join(order: dict[str, Any]) -> None:
             await asyncio.wait_for(worker.close(), 3 * _LEAVING)
 
 
-def _worker(order: dict[str, Any]) -> Any:
+def _worker(order: WorkerOrder) -> Any:
     from distributed import Worker
 
     class NodeWorker(Worker):

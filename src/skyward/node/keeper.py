@@ -36,7 +36,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from skyward.node import fork_server, processes
-from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient, written
+from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient, SchedulerOrder, WorkerOrder, written
 from skyward.node.settings import AgentOrder
 from skyward.node.terms import Terms, TermsPage
 from skyward.transport import blobs, local_sockets
@@ -57,7 +57,7 @@ _SCHEDULER = "scheduler"
 @dataclass
 class _Process:
     popen: Popen[bytes]
-    order: dict[str, Any]
+    order: SchedulerOrder | WorkerOrder
     restarts: int = 0
 
 
@@ -66,14 +66,14 @@ class DaskProcesses:
         self._umask = umask
         self._running: dict[str, _Process] = {}  # by dask's name
 
-    def start_scheduler(self, order: dict[str, Any]) -> None:
+    def start_scheduler(self, order: SchedulerOrder) -> None:
         """Replaces any other; it reports its address to the client itself."""
         self._start(_SCHEDULER, order)
 
-    def start_worker(self, order: dict[str, Any]) -> None:
+    def start_worker(self, order: WorkerOrder) -> None:
         name = f"node-{order['node']}"
         known = self._running.get(name)
-        if known is None or known.order["scheduler"] != order["scheduler"]:
+        if known is None or known.order.get("scheduler") != order["scheduler"]:
             self._start(name, order)
 
     def ended(self, pid: int, code: int) -> bool:
@@ -90,7 +90,7 @@ class DaskProcesses:
         for name in list(self._running):
             self._kill(name)
 
-    def _start(self, name: str, order: dict[str, Any], restarts: int = 0) -> None:
+    def _start(self, name: str, order: SchedulerOrder | WorkerOrder, restarts: int = 0) -> None:
         import subprocess
 
         self._kill(name)

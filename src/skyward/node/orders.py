@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from skyward.node.settings import AgentOrder
 from skyward.transport.codec import Direction, Message, Within
@@ -22,6 +22,8 @@ __all__ = [
     "JoinerToClient",
     "KeeperToClient",
     "RunOrder",
+    "SchedulerOrder",
+    "WorkerOrder",
     "written",
 ]
 
@@ -32,6 +34,24 @@ UNANSWERED = 4
 """Status of an agent whose fork server does not answer."""
 
 Signed = Annotated[int, Within(-(1 << 63), (1 << 63) - 1)]
+
+
+class SchedulerOrder(TypedDict):
+    """Of a dask cluster."""
+
+    host: str
+    directory: str
+    identity: dict[str, str]
+    """`transport/certificates.py: Identity`."""
+
+
+class WorkerOrder(SchedulerOrder):
+    node: int
+    scheduler: str
+    """Its address."""
+    env: dict[str, str]
+    cwd: str
+    paths: list[str]
 
 
 @dataclass(frozen=True)
@@ -147,12 +167,12 @@ class ClientToKeeper(Direction):
     class DaskScheduler(Message):
         """Start a dask scheduler, in place of any other."""
 
-        scheduler: dict[str, Any]
+        scheduler: SchedulerOrder
 
     class DaskWorker(Message):
         """Start a node's dask worker for this scheduler. No answer."""
 
-        worker: dict[str, Any]
+        worker: WorkerOrder
 
 
 class KeeperToClient(Direction):

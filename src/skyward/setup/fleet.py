@@ -31,7 +31,7 @@ from skyward.errors import BootstrapError, MissingPackage, SkywardError
 from skyward.machines.parallel import each
 from skyward.machines.replacement import Joining, Missing, Replacements, Supply
 from skyward.machines.watchdog import Watchdog
-from skyward.node.orders import ClientToKeeper
+from skyward.node.orders import ClientToKeeper, SchedulerOrder, WorkerOrder
 from skyward.node.settings import AgentOrder, Greeting, NodeSettings
 from skyward.setup.adoption import AdoptedLease, Adoption, described
 from skyward.setup.env.local import prepare
@@ -590,7 +590,7 @@ class DaskCluster:
         keeper = self._hosts[0].keeper
         if keeper.scheduler is not None:
             return keeper.scheduler
-        order = {
+        order: SchedulerOrder = {
             "host": self._addresses[0].ip,
             "directory": keeper.scratch,
             "identity": vars(authority.issue("scheduler")),
@@ -607,7 +607,7 @@ class DaskCluster:
 
     def _start_worker(self, node: int, scheduler: str, authority: Authority) -> None:
         host = self._hosts[node]
-        order = {
+        order: WorkerOrder = {
             "node": node,
             "host": self._addresses[node].ip,
             "scheduler": scheduler,
@@ -615,7 +615,7 @@ class DaskCluster:
             "identity": vars(authority.issue(node_role(node))),
             "env": host.env,
             "cwd": host.cwd,
-            "paths": host.paths,
+            "paths": list(host.paths),
         }
         with suppress(BootstrapError):  # a node that is gone; it gets its worker when it is set up again
             host.keeper.tell(ClientToKeeper.DaskWorker(order))

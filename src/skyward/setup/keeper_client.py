@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from skyward.api.secret import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError, SkywardError
-from skyward.node.orders import ClientToKeeper, KeeperToClient, RunOrder, written
+from skyward.node.orders import ClientToKeeper, KeeperToClient, RunOrder, SchedulerOrder, written
 from skyward.node.settings import AgentOrder
 from skyward.setup.local_shell import end_program
 from skyward.transport.codec import Message, Receiver, handles
@@ -83,11 +83,11 @@ class KeeperClient:
         while len(self.ports) + len(self.sockets) < len(nodes):
             self._hear(deadline)
 
-    def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
+    def start_scheduler(self, scheduler: SchedulerOrder, deadline: float) -> str:
         while not self._messages.empty():
             self._messages.get()  # of an earlier scheduler, of agents
         try:
-            return self.ask(ClientToKeeper.DaskScheduler(dict(scheduler)), deadline)
+            return self.ask(ClientToKeeper.DaskScheduler(scheduler), deadline)
         except BootstrapError:
             if self._process.poll() is None:
                 raise
@@ -264,8 +264,8 @@ class PlacedKeeper:
     def ask(self, order: Message, deadline: float) -> Any:
         _ = self.shell
 
-    def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
-        return self.ask(ClientToKeeper.DaskScheduler(dict(scheduler)), deadline)
+    def start_scheduler(self, scheduler: SchedulerOrder, deadline: float) -> str:
+        return self.ask(ClientToKeeper.DaskScheduler(scheduler), deadline)
 
     def end(self, seconds: float) -> bool:
         return True
