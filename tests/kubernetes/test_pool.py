@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import sys
@@ -41,9 +42,9 @@ def test_a_pool_of_pods_takes_calls_of_all_kinds_and_leaves_nothing(cluster: Clu
 
 
 @sky.compute
-def places(data: bytes) -> tuple[str, list[str]]:
-    """Where environments lie, and what large arguments lie beside in memory."""
-    return sys.prefix, [name for name in os.listdir("/dev/shm") if name.startswith("skyward-")]
+def places(data: bytes) -> tuple[str, list[str], str]:
+    """Where environments lie, what large arguments lie beside in memory, and who this is."""
+    return sys.prefix, [name for name in os.listdir("/dev/shm") if name.startswith("skyward-")], getpass.getuser()
 
 
 def test_what_a_cluster_gives_is_enough_for_environments_and_large_arguments(cluster: Cluster) -> None:
@@ -51,9 +52,10 @@ def test_what_a_cluster_gives_is_enough_for_environments_and_large_arguments(clu
     cache = {"name": "SKYWARD_CACHE", "value": "/home/skyward/.cache/skyward"}  # as where no test shares one
     spec = {**USER["spec"], "containers": [{"name": "skyward", "env": [cache]}]}
     with sky.ComputePool(provider=sky.Kubernetes(template={"spec": spec}), nodes=1, console=False) as pool:
-        prefix, in_memory = places(os.urandom(20 << 20)) >> pool
+        prefix, in_memory, user = places(os.urandom(20 << 20)) >> pool
     assert prefix.startswith(cache["value"])
     assert in_memory
+    assert user == "skyward"
 
 
 @sky.compute

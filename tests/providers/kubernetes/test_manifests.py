@@ -86,6 +86,7 @@ def test_a_template_adds_to_what_is_there() -> None:
     assert [container["name"] for container in pod["spec"]["containers"]] == ["skyward", "sidecar"]
     assert {entry["name"] for entry in pod["spec"]["containers"][0]["env"]} == {
         "HOME",
+        "USER",
         "SKYWARD_OWN",
         "SKYWARD_NOTICE",
         "SKYWARD_NAME",

@@ -135,6 +135,7 @@ def _pod(site: Kubernetes, spec: Spec, name: str, joins: bool) -> dict[str, Any]
         "image": site.image,
         "env": [
             {"name": "HOME", "value": _HOME},
+            {"name": "USER", "value": "skyward"},  # torch and others ask for the name, which images do not have
             {"name": "SKYWARD_OWN", "value": f"{_HOME} {_SHM}"},
             {"name": "SKYWARD_NOTICE", "value": "/tmp/skyward-notice"},
             {"name": "SKYWARD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
