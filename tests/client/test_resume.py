@@ -175,6 +175,15 @@ def test_a_damaged_result_is_computed_again_and_a_line_says_so(state: Path) -> N
     again.run.finish()
 
 
+def test_what_a_killed_program_has_left_half_written_is_removed(state: Path) -> None:
+    Sweep([1]).compute(b"x" * 3_000_000)
+    folder = state / "runs" / "grid" / "results"
+    whole = set(folder.iterdir())
+    (folder / ".123-456.part").write_bytes(bytes(1000))
+    Sweep([1]).run.finish()
+    assert set(folder.iterdir()) == whole
+
+
 def test_every_moment_at_which_the_journal_is_cut_leaves_a_run_that_goes_on(state: Path) -> None:
     Sweep(range(3)).compute("a", "b", "c")
     path = state / "runs" / "grid" / "journal"

@@ -83,6 +83,8 @@ class Resumed:
         found = [prints.item(call, name_of(call.fn)) for call in calls]
         self._run = open_run(options.name, KIND)
         try:
+            for part in (self._run.path / _FOLDER).glob("*.part"):  # of a process that was killed
+                part.unlink()
             self._match(options, calls, found)
         except BaseException:
             self.finish()
