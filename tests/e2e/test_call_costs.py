@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
 import pytest
 
 import skyward as sky
+from tests.support.processes import family
 from tests.support.waiting import until
 
 CALLS = 200
@@ -286,7 +286,7 @@ def test_a_call_runs_few_functions_in_the_agent_of_its_node(tmp_path: Path, monk
     monkeypatch.setenv("SKYWARD_WATCH", str(tmp_path))
     with sky.ComputePool(nodes=1, console=False) as pool:
         assert nothing() >> pool is None
-        agent = next(p for p in psutil.Process().children(recursive=True) if p.name() == "skyward-agent")
+        agent = next(p for p in family(pool._fleet.by_node[0].keeper.pid) if p.name() == "skyward-agent")
         agent.send_signal(signal.SIGUSR2)
         until((tmp_path / f"{agent.pid}").exists)
         for number in range(CALLS):

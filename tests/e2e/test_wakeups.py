@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 import skyward as sky
-from tests.support.processes import gone
+from tests.support.processes import family, gone
 from tests.support.waiting import until
 
 ROUNDS, CALLS = 8, 50
@@ -89,7 +89,7 @@ def test_the_processes_of_a_local_pool_share_the_session_of_their_client() -> No
     """
     with sky.ComputePool(nodes=2, console=False) as pool:
         runners = process() @ pool
-        started = processes()[1:]
+        started = [process.pid for process in family(pool._fleet.by_node[0].keeper.pid)]
         assert {os.getsid(pid) for pid in started} == {os.getsid(0)}
         assert os.getpgid(0) not in map(os.getpgid, started), "Ctrl-C in a terminal would reach them"
         assert [os.getpgid(runner) for runner in runners] == runners, "each is killed with what its bodies have started"
