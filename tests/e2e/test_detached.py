@@ -185,7 +185,7 @@ def test_a_run_whose_time_is_over_ends() -> None:
     assert Run("short").wait(120).stage == "expired"
 
 
-def test_a_run_whose_steward_is_killed_is_lost_and_nothing_of_it_stays() -> None:
+def test_a_run_whose_steward_is_killed_is_lost_and_nothing_of_it_stays(capfd: pytest.CaptureFixture[str]) -> None:
     file = program("print('ready', flush=True)\ntime.sleep(600)")
     assert submit(file, "--name", "lost").returncode == 0
     run = Run("lost")
@@ -193,6 +193,8 @@ def test_a_run_whose_steward_is_killed_is_lost_and_nothing_of_it_stays() -> None
     (steward,) = [line for line in leftover_processes() if "node.steward" in line]
     os.kill(int(steward.partition(":")[0]), signal.SIGKILL)
     until(lambda: run.status.stage == "lost")
+    assert main(["attach", "lost"]) == 1
+    assert "lost is over: lost, since its machine or its steward is gone." in capfd.readouterr().err
     until(lambda: not leftover_processes(), 120)
 
 

@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
     status = found.status
     told = f", by {found.limit}" if status.stage == "expired" and found.limit else ""
+    told += ", since its machine or its steward is gone" if status.stage == "lost" else ""
     told += "" if status.code is None else f", exit status {status.code}"
     print(f"sky: {found.name} is over: {status.stage}{told}.", file=sys.stderr)
     if found.receipt is not None:
