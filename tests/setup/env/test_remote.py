@@ -46,6 +46,7 @@ class Counted(LocalShell):
     """This computer as a host that notes what it is asked."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[str] = []
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
